@@ -21,8 +21,7 @@ from initmem.errors import StoreError
 from initmem.record import RunRecord, crashed, finite
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
-from initmem.store.records import Records, Scan
-from initmem.store.store import Store
+from initmem.store.store import Scan, Store
 from initmem.study import Run, Study
 
 
@@ -184,7 +183,7 @@ def test_of_many_claimants_exactly_one_wins(store: Store, runs: list[Run], stale
 
 def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], monkeypatch) -> None:
     records = [fake_record(run, 0.5) for run in runs]
-    commit_one = Records._commit_one
+    commit_one = Store._commit_one
     done = []
 
     def crash(self, run_id, data):
@@ -193,7 +192,7 @@ def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], 
         done.append(run_id)
         commit_one(self, run_id, data)
 
-    monkeypatch.setattr(Records, "_commit_one", crash)
+    monkeypatch.setattr(Store, "_commit_one", crash)
     with pytest.raises(KeyboardInterrupt):
         store.commit(records)
     monkeypatch.undo()
@@ -438,14 +437,14 @@ def test_a_record_made_anew_while_another_process_looks_is_not_moved(
     path = store.paths.record(runs[0].id)
     good = path.read_bytes()
     path.write_bytes(good[:-20])
-    real = Records.scan
+    real = Store.scan
 
-    def slow(self: Records, **how: bool) -> Scan:
+    def slow(self: Store, **how: bool) -> Scan:
         found = real(self, **how)
         path.write_bytes(good)  # moved aside and trained again by another process meanwhile
         return found
 
-    monkeypatch.setattr(Records, "scan", slow)
+    monkeypatch.setattr(Store, "scan", slow)
     assert store.recover() == []
     assert path.read_bytes() == good
 

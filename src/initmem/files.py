@@ -260,7 +260,13 @@ def start_time(pid: int) -> str:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return HIDDEN if _exists(pid) else ""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except (PermissionError, OverflowError):
+            pass
+        return HIDDEN
     return "" if fields[0] == "Z" else fields[19]
 
 
@@ -270,16 +276,6 @@ def has_ended(pid: int, started: str) -> bool:
     A hidden process (/proc mounted with hidepid) counts as running: only its heartbeat can tell more.
     """
     return start_time(pid) not in (started, HIDDEN)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def processor_lines(*names: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside, ignore
+from initmem.engines.engine import Engine, Event, Finished, Listener, Note, ignore
 from initmem.engines.packs import packs
 from initmem.engines.progress import Watch
 from initmem.engines.provenance import HOW, HOW_PLUGINS, refuse_stale
@@ -100,7 +100,7 @@ def run_study(
         opened.set_aside(lambda record: record.status == "crashed")
     earlier = {record.id for record in opened.records()}
 
-    def train(study: Study, *announced: Event) -> bool:
+    def train(study: Study, *announced: Note) -> bool:
         """Train every run of the study that has no record yet; False when interrupted."""
         opened.add_study(study)
         runs = study.all_runs()
@@ -113,7 +113,7 @@ def run_study(
         return engine.run(opened, packs(study, size=pack, workers=engine.workers), listen)
 
     study = planned(with_stored_seeds(study, opened), until, max_seeds)
-    finished = train(study, MovedAside(moved_aside))
+    finished = train(study, *(Note(f"moved aside: {line}") for line in moved_aside))
     while finished and until is not None:
         larger = with_later_seeds(study, too_wide(study, opened, until), max_seeds)
         if larger == study:

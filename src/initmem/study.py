@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from initmem.errors import ConfigError, is_text, validated
+from initmem.errors import ConfigError, validated
 from initmem.intervention import Intervention, Level
 from initmem.labels import labels
 from initmem.recipe import AnyRecipe, Recipe, content_id, stored_recipe
-from initmem.seeds import ROLES, Role
+from initmem.seeds import Role
 
 LARGEST_STUDY = 1_000_000  # runs
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
@@ -65,21 +64,10 @@ class Run:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Run:
-        """Rebuild a run from `to_json`."""
-        recipe = _shared_recipe(json.dumps(content["recipe"], sort_keys=True))
-        scale, seed, pins = content["scale"], content["seed"], content.get("pins", {})
-        perturbation, intervention = content.get("perturbation", 1.0), content.get("intervention", "")
-        whole = all(type(number) is int for number in (seed, *pins.values()))
-        finite = all(
-            type(number) in (int, float) and math.isfinite(number) for number in (scale, perturbation)
-        )
-        written = isinstance(intervention, str) and is_text(intervention)
-        if not whole or not finite or not set(pins) <= set(ROLES) or not written:
-            raise ConfigError(
-                f"run with scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}, "
-                f"intervention {intervention!r}"
-            )
-        return cls(recipe, float(scale), seed, tuple(pins.items()), float(perturbation), intervention)
+        """Rebuild a run from `to_json`; malformed content is an error."""
+        stored = validated(_StoredRun, content)
+        recipe = _shared_recipe(json.dumps(stored.recipe, sort_keys=True))
+        return cls(**(dict(stored) | {"recipe": recipe, "pins": tuple(stored.pins.items())}))
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
@@ -210,21 +198,14 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, kept in the store so that it knows what was asked for."""
-        analyses = {"schedule": list(self.schedule), "analyzed": list(self.analyzed)}
-        given = analyses | {"interventions": list(self.interventions)}
-        return {
-            "name": self.name,
-            "title": self.title,
-            "preset": self.preset,
-            "about": self.about,
+        content: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)} | {
             "recipes": [recipe_json(recipe) for recipe in self.recipes],
-            "scales": list(self.scales),
-            "seeds": list(self.seeds),
             "pins": dict(self.pins),
-            "perturbation": self.perturbation,
-            "split": list(self.split),
             "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
-        } | {name: values for name, values in given.items() if values}
+        }
+        lists = {name: list(value) for name, value in content.items() if isinstance(value, tuple)}
+        later = ("schedule", "analyzed", "interventions")  # fields that the first version did not have
+        return {name: value for name, value in (content | lists).items() if value or name not in later}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
@@ -248,6 +229,19 @@ Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 Interventions = list[Annotated[str, Field(min_length=1, max_length=1000)]]
+
+
+class _StoredRun(BaseModel):
+    """The content of a run in a record."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    recipe: dict[str, Any]
+    scale: float
+    seed: int
+    pins: dict[Role, int] = {}
+    perturbation: float = 1.0
+    intervention: str = ""
 
 
 class _Stored(BaseModel):

@@ -110,9 +110,7 @@ def engine_named(
     if name == "local":
         return LocalEngine(workers=workers, settings=settings)
     if settings.timeout is not None:
-        raise ConfigError(
-            f"timeout = {settings.timeout:g} with engine = 'inline' (allowed: engine = 'local')"
-        )
+        raise ConfigError(f"timeout = {settings.timeout:g} with engine = 'inline' (allowed: 'local')")
     return InlineEngine(settings)
 
 
@@ -164,7 +162,7 @@ def gpu_slots(gpus: int | None, *, chosen_by_program: bool = False) -> tuple[dic
 
 
 class Claimed(NamedTuple):
-    """A worker has claimed runs and begins to train them."""
+    """A worker has claimed runs and begins to train them; without runs, it gave back those it had."""
 
     runs: tuple[str, ...]
 
@@ -182,12 +180,6 @@ class Finished(NamedTuple):
     runs: tuple[tuple[str, Status], ...]
 
 
-class Released(NamedTuple):
-    """A worker was asked to stop and gave its runs back."""
-
-    runs: tuple[str, ...]
-
-
 class Faulted(NamedTuple):
     """Training raised: the runs are tried again in smaller packs."""
 
@@ -202,23 +194,20 @@ class WorkerLost(NamedTuple):
     runs: tuple[str, ...]
 
 
-class MovedAside(NamedTuple):
-    """Damaged files of the store are out of the way: each with the reason, and where it is now."""
+class Note(NamedTuple):
+    """Something that the user should know."""
 
-    lines: tuple[str, ...]
+    text: str
 
 
-class Stopping(NamedTuple):
-    """The user asked the engine to stop."""
+STOPPING = Note("stopping: workers write their checkpoints; Ctrl-C again stops at once")
 
 
 class Tick(NamedTuple):
     """Nothing in particular happened: the engine is alive."""
 
 
-Event: TypeAlias = (
-    Claimed | EpochEnded | Finished | Released | Faulted | WorkerLost | MovedAside | Stopping | Tick
-)
+Event: TypeAlias = Claimed | EpochEnded | Finished | Faulted | WorkerLost | Note | Tick
 Listener: TypeAlias = Callable[[Event], None]
 
 

@@ -24,18 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from initmem.engines.engine import (
-    Claimed,
-    Event,
-    Finished,
-    Listener,
-    Released,
-    Settings,
-    Stopping,
-    Tick,
-    WorkerLost,
-    devices,
-)
+from initmem.engines import engine as base
+from initmem.engines.engine import Claimed, Event, Finished, Listener, Settings, Tick, WorkerLost
 from initmem.errors import ConfigError, InitmemError
 from initmem.store.store import Store
 from initmem.study import Run
@@ -51,7 +41,7 @@ class LocalEngine:
 
     def __init__(self, *, workers: int | None = None, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self._devices = devices(self.settings.device)
+        self._devices = base.devices(self.settings.device)
         slots = len(self.settings.slots)
         self.workers = workers or slots or len(self._devices)
         if self.workers > slots > 0:
@@ -73,7 +63,7 @@ class LocalEngine:
                     raise message
                 listen(message)
         except KeyboardInterrupt:
-            listen(Stopping())
+            listen(base.STOPPING)
             self.stop()
             return False
         except InitmemError:
@@ -101,11 +91,11 @@ class LocalEngine:
         count = min(self.workers, len(packs))
         slots = self.settings.slots or ({},) * count
         places = [_Place(self._devices[i % len(self._devices)], slots[i]) for i in range(count)]
-        work = (store.path, store.session, packs, pickle.dumps(self.settings))
+        settings = pickle.dumps(self.settings)
+        work = _Work(store.path, store.session, packs, settings, preparation, self._stop)
         self._events, theirs = self._context.Pipe(duplex=False)
-        self._server = self._context.Process(
-            target=_serve, args=(theirs, self._stop, os.getpid(), places, preparation, work), daemon=True
-        )
+        arguments = (theirs, os.getpid(), places, work)
+        self._server = self._context.Process(target=_serve, args=arguments, daemon=True)
         with _without_main():
             self._server.start()
         theirs.close()
@@ -141,7 +131,7 @@ class InlineEngine:
         settings = settings or Settings()
         # A time limit would end this very process.
         self.settings = replace(
-            settings, device=devices(settings.device)[0], checkpoint_every=math.inf, timeout=None
+            settings, device=base.devices(settings.device)[0], checkpoint_every=math.inf, timeout=None
         )
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
@@ -174,6 +164,17 @@ class _Place(NamedTuple):
     environment: Mapping[str, str]
 
 
+class _Work(NamedTuple):
+    """What all workers have in common."""
+
+    store: Path
+    session: str
+    packs: list[list[Run]]
+    settings: bytes  # pickled: the server loads no user code
+    preparation: dict[str, Any]  # how multiprocessing makes a worker know the user's script
+    stop: Any  # the event that asks workers to stop
+
+
 @dataclass(slots=True)
 class _Worker:
     process: BaseProcess
@@ -190,21 +191,14 @@ class _Worker:
                 match message:
                     case InitmemError():
                         self.stopped = True
-                    case Claimed():
-                        self.claimed = message.runs
-                    case Finished() | Released():
+                    case Claimed(runs):
+                        self.claimed = runs
+                    case Finished():
                         self.claimed = ()
                 yield message
 
 
-def _serve(
-    events: Connection,
-    stop: Any,
-    session: int,
-    places: list[_Place],
-    preparation: dict[str, Any],
-    work: tuple[Path, str, list[list[Run]], bytes],
-) -> None:
+def _serve(events: Connection, session: int, places: list[_Place], work: _Work) -> None:
     """The body of the server: start a worker for every place, pass on what they report, replace those that
     crash, and end with the session, however that ended. Signals are for the session, which asks to stop."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -217,15 +211,13 @@ def _serve(
     make_ready()
     # On other systems than Linux, libraries start threads as soon as they are loaded.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    path, _, packs, _ = work
-    store = Store(path)
+    store = Store(work.store)
     alive: list[_Worker] = []
     crashes = 0  # of workers that had claimed nothing
 
     def start(place: _Place) -> None:
         ours, theirs = context.Pipe(duplex=False)
-        arguments = (theirs, stop, os.getpid(), place, preparation, work)
-        process = context.Process(target=_main, args=arguments, daemon=True)
+        process = context.Process(target=_main, args=(theirs, os.getpid(), place, work), daemon=True)
         process.start()
         theirs.close()
         alive.append(_Worker(process, ours, place))
@@ -247,8 +239,8 @@ def _serve(
             alive.remove(worker)
             # User code can end its process with exit code 0, also before the first claim.
             code = worker.process.exitcode
-            left = worker.claimed or any(not store.has(run) for pack in packs for run in pack)
-            if worker.stopped or stop.is_set() or (code == 0 and not left):
+            left = worker.claimed or any(not store.has(run) for pack in work.packs for run in pack)
+            if worker.stopped or work.stop.is_set() or (code == 0 and not left):
                 continue
             events.send(WorkerLost(code, worker.claimed))
             crashes += not worker.claimed
@@ -258,14 +250,7 @@ def _serve(
                 start(worker.place)
 
 
-def _main(
-    connection: Connection,
-    stop: Any,
-    server: int,
-    place: _Place,
-    preparation: dict[str, Any],
-    work: tuple[Path, str, list[list[Run]], bytes],
-) -> None:
+def _main(connection: Connection, server: int, place: _Place, work: _Work) -> None:
     """The body of a worker process."""
     import numpy as np
 
@@ -276,7 +261,7 @@ def _main(
     threading.Thread(target=_exit_with, args=(server,), daemon=True).start()
     process: Any = multiprocessing.current_process()
     process._inheriting = True  # a script that starts processes at its top level is told so
-    spawn.prepare(preparation)
+    spawn.prepare(work.preparation)
     del process._inheriting
     # Training code may have workers of its own, a data loader's, and starts them as it would elsewhere.
     process.daemon = False
@@ -289,11 +274,10 @@ def _main(
         except OSError:
             os._exit(1)
 
-    path, session, packs, settings = work
     try:
-        store = Store(path, session=session)
-        how = replace(pickle.loads(settings), device=place.device)
-        Worker(store, how, should_stop=stop.is_set, listen=send).work(packs)
+        store = Store(work.store, session=work.session)
+        settings = replace(pickle.loads(work.settings), device=place.device)
+        Worker(store, settings, should_stop=work.stop.is_set, listen=send).work(work.packs)
     except InitmemError as error:
         send(error)
     finally:

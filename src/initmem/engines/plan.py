@@ -64,12 +64,7 @@ class Plan:
     rows: tuple[RecipePlan, ...]
 
 
-def plan(
-    study: Study,
-    *,
-    workers: int,
-    pipeline: Pipeline | None = None,
-) -> Plan:
+def plan(study: Study, *, workers: int, pipeline: Pipeline | None = None) -> Plan:
     """Plan a study; real training steps tell the speed of this machine."""
     packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
     times = _times(packed, pipeline)
@@ -135,13 +130,10 @@ def _row(
     shares = [(pack, n) for pack in packed if (n := sum(run.recipe == recipe for run in pack))]
     runs = sum(n for _, n in shares)
     schedule: RateSchedule
-    flops: float | None
     if pipeline is not None:
         schedule, n_train = pipeline.schedule_of(recipe)
-        flops = None
     else:
         schedule, n_train = recipe.network, sizes(recipe).n_train
-        flops = runs * run_flops(recipe.network, sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
     seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
     return RecipePlan(
@@ -149,7 +141,7 @@ def _row(
         runs=runs,
         pack=max(len(pack) for pack, _ in shares),
         updates=schedule.epochs * updates_per_epoch(schedule, n_train),
-        flops=flops,
+        flops=None if pipeline else runs * run_flops(recipe.network, sizes(recipe)),
         hours=seconds / min(workers, cores()) / 3600,
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
@@ -219,13 +211,7 @@ def matmul_rate(side: int = 768) -> float:
 
     a: Any = np.random.default_rng(0).random((side, side), dtype=np.float32)
     with threadpool_limits(1):
-        a @ a
-        times = []
-        for _ in range(5):
-            started = time.thread_time()  # the load of others does not count
-            a @ a
-            times.append(time.thread_time() - started)
-    return 2 * side**3 / min(times)
+        return 2 * side**3 / min(timed(lambda: a @ a) for _ in range(6))
 
 
 LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one core

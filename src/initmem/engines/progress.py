@@ -11,16 +11,7 @@ from typing import TextIO, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from initmem.engines.engine import (
-    EpochEnded,
-    Event,
-    Faulted,
-    Finished,
-    Listener,
-    MovedAside,
-    Stopping,
-    WorkerLost,
-)
+from initmem.engines.engine import EpochEnded, Event, Faulted, Finished, Listener, Note, WorkerLost
 from initmem.engines.packs import cost
 from initmem.errors import count, duration
 from initmem.plots.tables import printable
@@ -42,6 +33,7 @@ class Display:
         self.runs, self.done = len(runs), len(runs) - len(left)
         cost_of = {recipe: cost(recipe) for recipe in {run.recipe for run in left}}
         self._costs = {run.id: cost_of[run.recipe] for run in left}  # relative ones
+        self._cost = max(sum(self._costs.values()), 1e-30)
         self._epochs = {run.id: run.recipe.get("epochs") or 1 for run in left}
         self.counts: Counter[str] = Counter()
         self._shares: dict[str, float] = {}  # run id -> share of its epochs that is done
@@ -69,46 +61,33 @@ class Display:
                     self._shares[run_id] = 1.0
                     self.done += 1
             case WorkerLost(code, lost):
-                again = f"{count(len(lost), 'run')} will be tried again"
-                self.console.print(f"a worker was lost (exit code {code}); {again}")
+                runs_lost = count(len(lost), "run")
+                self.console.print(f"a worker was lost (exit code {code}); {runs_lost} will be tried again")
             case Faulted(cause, hit):
-                again = f"{count(len(hit), 'run')} will be tried again in smaller packs"
-                self.console.print(f"{cause}: {again}")
-            case MovedAside(lines):
-                for line in lines:
-                    self.console.print(f"moved aside: {printable(line)}", soft_wrap=True)
-            case Stopping():
-                self.console.print("stopping: workers write their checkpoints; Ctrl-C again stops at once")
+                self.console.print(f"{cause}: {count(len(hit), 'run')} will be tried again in smaller packs")
+            case Note(text):
+                self.console.print(printable(text), soft_wrap=True)
         self._draw()
 
-    def fraction(self) -> float:
-        """Share of this session's work that is done, by cost."""
-        return self._by_cost(self._shares) if self._costs else 1.0
-
-    def seconds_left(self) -> float | None:
-        """Time left at the pace of this session; None before the first epoch."""
-        fraction, earlier = self.fraction(), self._by_cost(self._earlier)
-        if fraction <= earlier:
-            return None
-        return (time.monotonic() - self.started) * (1 - fraction) / (fraction - earlier)
-
-    def _by_cost(self, shares: dict[str, float]) -> float:
-        spent = sum(self._costs.get(run_id, 0.0) * share for run_id, share in shares.items())
-        return spent / max(sum(self._costs.values()), 1e-30)
-
-    def _text(self) -> str:
-        left = self.seconds_left()
-        parts = [f"{self.done} of {count(self.runs, 'run')}"]
-        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "crashed") if self.counts[name]]
-        parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
-        return ", ".join(parts)
-
     def _draw(self) -> None:
+        """Update the bar; without a terminal, print a line now and then."""
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self._last_line <= QUIET_SECONDS:
+            return
+        done, earlier = (  # shares of this session's work, by cost
+            sum(self._costs.get(run_id, 0.0) * share for run_id, share in shares.items()) / self._cost
+            for shares in (self._shares, self._earlier)
+        )
+        left = "time left unknown yet"
+        if done > earlier:  # at the pace of this session
+            left = f"{duration((now - self.started) * (1 - done) / (done - earlier))} left"
+        states = [f"{self.counts[name]} {name}" for name in ("diverged", "crashed") if self.counts[name]]
+        text = ", ".join([f"{self.done} of {count(self.runs, 'run')}", *states, left])
         if self.console.is_terminal:
-            self.live.update(self.task, completed=self.fraction(), text=self._text())
-        elif time.monotonic() - self._last_line > QUIET_SECONDS:
-            self._last_line = time.monotonic()
-            self.console.print(f"{100 * self.fraction():.0f}%: {self._text()}")
+            self.live.update(self.task, completed=done, text=text)
+        else:
+            self._last_line = now
+            self.console.print(f"{100 * done:.0f}%: {text}")
 
 
 @contextmanager

@@ -85,12 +85,10 @@ def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
     """
     others, name = set(pack) - set(claimed), pack_id(pack)
     try:
-        in_this_pack = [
-            store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others
-        ]
+        same = [store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others]
     except Damaged:
         return claimed
-    return pack if others and all(in_this_pack) else claimed
+    return pack if others and all(same) else claimed
 
 
 def hardware(device: str) -> str:
@@ -132,12 +130,7 @@ HOW_PLUGINS = "--keep-old keeps them as they are, another --store trains all run
 
 
 def refuse_stale(
-    store: Store,
-    study: Study,
-    current: Callable[[AnyRecipe], Fingerprint],
-    *,
-    keep_old: bool,
-    how: str = HOW,
+    store: Store, study: Study, current: Callable[[AnyRecipe], Fingerprint], *, keep_old: bool, how: str = HOW
 ) -> None:
     """Refuse to mix results of the present code with those of other code.
 
@@ -232,16 +225,13 @@ def _changed_files(about: Mapping[str, Any]) -> list[str]:
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
     """What changed from one fingerprint to another, edits first, then what was added and removed."""
-    both = [name for name in before if name in now and before[name] != now[name]]
-    edited = [_edited(name, before[name], now[name]) for name in both]
+    edited = []
+    for name in [name for name in before if name in now and before[name] != now[name]]:
+        how = f"{before[name]} -> {now[name]}"
+        if re.match(r"(function|class|module|file) ", name):
+            how = "was edited"
+        elif DIGEST.search(before[name]) or DIGEST.search(now[name]):
+            how = "changed"
+        edited.append(f"{name} {how}")
     gone = [f"{name} is no longer used" for name in before if name not in now]
-    new = [f"{name} is now used" for name in now if name not in before]
-    return edited + gone + new
-
-
-def _edited(name: str, before: str, now: str) -> str:
-    if re.match(r"(function|class|module|file) ", name):
-        return f"{name} was edited"
-    if DIGEST.search(before) or DIGEST.search(now):
-        return f"{name} changed"
-    return f"{name} {before} -> {now}"
+    return edited + gone + [f"{name} is now used" for name in now if name not in before]

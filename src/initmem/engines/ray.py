@@ -21,15 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from initmem.engines.engine import (
-    Listener,
-    Settings,
-    Stopping,
-    StopSign,
-    StoreWatch,
-    Tick,
-    check_device,
-)
+from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, check_device
 from initmem.engines.local import make_ready
 from initmem.engines.provenance import crash_record, pack_id, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
@@ -108,7 +100,7 @@ class RayEngine:
                     listen(Tick())
                 watch.look(at_once=True)
             except KeyboardInterrupt:
-                listen(Stopping())
+                listen(STOPPING)
                 self._stop(store, sign)
                 return False
             except InitmemError:
@@ -240,8 +232,14 @@ def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings
 
     make_ready()
     try:
-        if beacon is None:
-            return Answer("records", _train_apart(session, pack, settings))
+        if beacon is None:  # a store of this machine's own: after a crash the same machine resumes from it
+            path = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
+            store = Store.create(path, session=session)
+            store.recover()
+            Worker(store, settings).work([pack])
+            records = [encode(store.read(run.id)) for run in pack]
+            shutil.rmtree(path, ignore_errors=True)
+            return Answer("records", records)
         if not beacon.exists():
             return Answer("unseen")
         store = Store(beacon.parent, session=session)
@@ -249,16 +247,3 @@ def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings
         return Answer("done")
     except InitmemError as error:
         return Answer("mistake", error)
-
-
-def _train_apart(session: str, pack: list[Run], settings: Settings) -> list[bytes]:
-    """Train in a store of this machine's own. After a crash the same machine resumes from it."""
-    from initmem.engines.worker import Worker
-
-    path = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
-    store = Store.create(path, session=session)
-    store.recover()
-    Worker(store, settings).work([pack])
-    records = [encode(store.read(run.id)) for run in pack]
-    shutil.rmtree(path, ignore_errors=True)
-    return records

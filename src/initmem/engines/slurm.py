@@ -18,16 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.engine import (
-    Event,
-    Listener,
-    Settings,
-    Stopping,
-    StopSign,
-    StoreWatch,
-    Tick,
-    check_device,
-)
+from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, check_device
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, InitmemError
 from initmem.files import explained
@@ -59,7 +50,7 @@ class ArrayJob:
             store = Store(path, session=session)
             sign = StopSign(store)
 
-            def listen(event: Event) -> None:
+            def listen(event: object) -> None:
                 if isinstance(event, Tick) and sign.is_up():
                     raise KeyboardInterrupt
 
@@ -134,7 +125,7 @@ class SlurmEngine:
                         if len(watch.left) == left_before:
                             raise InitmemError(f"all jobs ended and no run was done: see {folder}")
             except KeyboardInterrupt:
-                listen(Stopping())
+                listen(STOPPING)
                 return False
             finally:
                 self._stop(jobs, sign)  # at the end, jobs in the queue have nothing left to do

@@ -27,16 +27,7 @@ from functools import lru_cache
 
 from initmem import register
 from initmem.data.sources import load
-from initmem.engines.engine import (
-    Claimed,
-    EpochEnded,
-    Faulted,
-    Finished,
-    Listener,
-    Released,
-    Settings,
-    ignore,
-)
+from initmem.engines.engine import Claimed, EpochEnded, Faulted, Finished, Listener, Settings, ignore
 from initmem.engines.provenance import crash_record, lost_workdir, whole_pack, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.record import RunRecord
@@ -112,13 +103,12 @@ class Worker:
 
     def _train(self, claimed: list[Run], pack: list[Run]) -> None:
         """Train claimed runs while their claims are kept alive; give back what is left of them."""
-        ids = tuple(run.id for run in claimed)
-        self.listen(Claimed(ids))
+        self.listen(Claimed(tuple(run.id for run in claimed)))
         with self.store.claims.kept_alive(claimed):
             try:
                 self._train_and_commit(Attempt(self, claimed, pack))
             except (Interrupted, ClaimLost):
-                self.listen(Released(ids))
+                self.listen(Claimed(()))
             except FullDisk:
                 self.store.faults.note_full_disk(claimed)
                 raise
@@ -225,11 +215,8 @@ class Attempt:
                     pause=self._should_pause,
                     on_pause=self._on_pause,
                 )
-        return [
-            with_provenance(record, self.store, self.settings, self.pack)
-            for record in records
-            if record.run in self.claimed
-        ]
+        own = [record for record in records if record.run in self.claimed]
+        return [with_provenance(record, self.store, self.settings, self.pack) for record in own]
 
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.pack) > len(self.claimed):

@@ -13,34 +13,23 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from initmem import files
 from initmem.errors import StoreError
-from initmem.files import (
-    explained,
-    has_ended,
-    is_there,
-    machine_id,
-    opened,
-    readable,
-    reason,
-    retried,
-    temporary,
-    this_process,
-    write_atomic,
-)
+from initmem.files import explained, has_ended, is_there, machine_id, opened, readable, retried, this_process
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
-from initmem.store.records import Records
 from initmem.study import Run
 
 if TYPE_CHECKING:
@@ -80,41 +69,27 @@ class Lease(NamedTuple):
     heartbeat: int  # its modification time, by whatever clock
 
 
-class HeartbeatAges:
-    """The age of each run's last heartbeat, by the clock of this process, from when it was first seen."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[object, float]] = {}  # run id -> (heartbeat, when it was first seen)
-
-    def age(self, run_id: str, heartbeat: object) -> float:
-        """Seconds since the heartbeat was seen to change."""
-        now = time.monotonic()
-        last, since = self._seen.get(run_id, (None, now))
-        if heartbeat != last:
-            self._seen[run_id] = (heartbeat, now)
-            return 0.0
-        return now - since
-
-
 class Claims:
     """The claims of a store, as one session makes and sees them."""
 
-    def __init__(self, paths: Paths, records: Records, faults: FaultLog, *, session: str) -> None:
+    def __init__(
+        self, paths: Paths, faults: FaultLog, finish_commits: Callable[[], object], *, session: str
+    ) -> None:
         self.paths, self.session = paths, session
-        self._records, self._faults = records, faults
-        self._heartbeats = HeartbeatAges()
+        self._faults, self._finish_commits = faults, finish_commits
+        self._seen: dict[object, tuple[object, float]] = {}  # signs of life, and when each was first seen
 
     def take(self, runs: Sequence[Run]) -> list[Run]:
         """Claim the runs of a pack that have no record yet: all, or none while another worker has one.
 
         Workers with the same packs try the same first run first: whoever gets it gets the whole pack.
         """
-        open_runs = [run for run in runs if not self._records.has(run)]
+        open_runs = [run for run in runs if not is_there(self.paths.record(run.id))]
         content = new_claim(session=self.session, pack=len(open_runs))
         mine: list[Run] = []
         dead = ""  # token of the dead worker whose pack is being taken over
-        with explained(self.paths.root):
-            try:
+        try:
+            with explained(self.paths.root):
                 for run in open_runs:
                     token = self._take_one(run, content, dead)
                     if token is None:  # a pack is trained whole: what another worker has is worth the wait
@@ -122,12 +97,12 @@ class Claims:
                         return []
                     mine.append(run)
                     dead = dead or token
-            except (OSError, StoreError):
-                self.release(mine)
-                raise
+        except StoreError:
+            self.release(mine)
+            raise
         if any(self._faults.attempt(run.id) > 1 for run in mine):
-            self._records.finish_commits()  # the previous worker may have died in the middle of a commit
-        done = [run for run in mine if self._records.has(run)]  # committed between the check and the claim
+            self._finish_commits()  # the previous worker may have died in the middle of a commit
+        done = [run for run in mine if is_there(self.paths.record(run.id))]  # since the check above
         self.release(done)
         return [run for run in mine if run not in done]
 
@@ -172,11 +147,26 @@ class Claims:
         """Ids of the runs that are claimed now."""
         return [run_id for run_id in self.paths.run_ids() if is_there(self.paths.claim(run_id))]
 
+    def watched(self, run_id: str, last_epoch: int | None) -> tuple[Claim | None, float]:
+        """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen.
+
+        Clocks of other machines are not trusted: the age counts from when this `Claims` first saw the
+        heartbeat, unless the worker was on this machine and has ended.
+        """
+        lease = None
+        with contextlib.suppress(StoreError):
+            lease = read_claim(self.paths.claim(run_id))
+        claim = lease.claim if lease else None
+        if claim is not None and claim.process_has_ended():
+            return claim, math.inf
+        signs = (lease.heartbeat if lease else None, last_epoch)
+        return claim, self._age(("watched", run_id), signs)
+
     def _take_one(self, run: Run, content: bytes, dead: str) -> str | None:
         """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
         self.paths.make_run(run.id)
         path = self.paths.claim(run.id)
-        written = temporary(path)
+        written = files.temporary(path)
         with opened(written, os.O_EXCL) as stream:
             stream.write(content)
         try:
@@ -191,29 +181,32 @@ class Claims:
         """Replace an expired claim. The lock keeps two observers from doing it one after the other."""
         if not self._has_expired(run, read_claim(path), dead):
             return None
-        with self._lock():
+        with opened(self.paths.lock, os.O_APPEND) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             lease = read_claim(path)
             if lease is None or not self._has_expired(run, lease, dead):
                 return None
             if lease.claim is not None:
                 self._faults.note_loss(run, lease.claim.session, lease.claim.pack)
-            write_atomic(path, content)
+            files.write_atomic(path, content)
             return lease.claim.token if lease.claim else ""
 
     def _has_expired(self, run: Run, lease: Lease | None, dead: str) -> bool:
         if lease is None:
             return False  # released or committed a moment ago: nothing to take over
-        if lease.claim is not None and lease.claim.process_has_ended():
+        # One worker had them all: whoever takes over the first of its runs takes the rest.
+        if lease.claim is not None and (lease.claim.process_has_ended() or lease.claim.token == dead):
             return True
-        if lease.claim is not None and lease.claim.token == dead:
-            return True  # one worker had them all: whoever takes over the first of its runs takes the rest
-        return self._heartbeats.age(run.id, lease.heartbeat) > EXPIRY
+        return self._age(("wanted", run.id), lease.heartbeat) > EXPIRY
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        with opened(self.paths.lock, os.O_APPEND) as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
+    def _age(self, key: object, sign: object) -> float:
+        """Seconds since a sign of life was seen to change, by the clock of this process."""
+        now = time.monotonic()
+        last, since = self._seen.get(key, (None, now))
+        if sign != last:
+            self._seen[key] = (sign, now)
+            return 0.0
+        return now - since
 
 
 def new_claim(*, session: str, pack: int) -> bytes:
@@ -269,7 +262,11 @@ class LiveHistory:
 
     def rows(self, run_id: str) -> list[dict[str, float]]:
         """The rows of a run in training. A line that is half written is left out until the next time."""
-        return [row for line in self._read(run_id).splitlines() if (row := _row(line))]
+        rows = []
+        for line in self._read(run_id).splitlines():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                rows.append({str(name): float(value) for name, value in json.loads(line).items()})
+        return rows
 
     def epochs(self, run_id: str) -> int:
         """How many epochs a run in training has shown."""
@@ -287,14 +284,6 @@ class LiveHistory:
             return self.paths.history(run_id).read_bytes()
         except OSError:
             return b""
-
-
-def _row(line: bytes) -> dict[str, float]:
-    """One line of a history; empty where it is torn."""
-    try:
-        return {str(name): float(value) for name, value in json.loads(line).items()}
-    except (ValueError, TypeError, AttributeError):
-        return {}
 
 
 class Checkpoints:
@@ -318,8 +307,8 @@ class Checkpoints:
             for run, (tensors, meta) in saved.items():
                 self.paths.make_run(run.id)
                 data = encode_checkpoint(run.id, update, tensors, meta)
-                write_atomic(self.paths.checkpoint(run.id, update), data)
-            self._drop(list(saved), keep=update)
+                files.write_atomic(self.paths.checkpoint(run.id, update), data)
+        self.drop(list(saved), keep=update)
 
     def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
         """The newest checkpoints that all these runs have in common; None if there are none.
@@ -328,31 +317,23 @@ class Checkpoints:
         """
         common = set.intersection(*(self.paths.checkpoints(run.id) for run in runs))
         for update in sorted(common, reverse=True):
+            files_of = [self.paths.checkpoint(run.id, update) for run in runs]
             try:
-                return [self._read(run, update) for run in runs]
+                saved = [decode_checkpoint(retried(path.read_bytes)) for path in files_of]
+                if [named[:2] for named in saved] == [(run.id, update) for run in runs]:
+                    return [(tensors, meta) for _, _, tensors, meta in saved]
             except (StoreError, FileNotFoundError):
                 continue
             except OSError as error:
-                raise StoreError(f"{error.filename or self.paths.root}: {reason(error)}") from None
+                raise StoreError(f"{error.filename or self.paths.root}: {files.reason(error)}") from None
         return None
 
-    def drop(self, runs: Sequence[Run]) -> None:
-        """Let runs start again from the beginning."""
+    def drop(self, runs: Sequence[Run], *, keep: int | None = None) -> None:
+        """Remove all checkpoints except one: without any, runs start again from the beginning."""
         with explained(self.paths.root):
-            self._drop(runs, keep=None)
-
-    def _read(self, run: Run, update: int) -> tuple[dict[str, Tensor], Any]:
-        run_id, at, tensors, meta = decode_checkpoint(
-            retried(self.paths.checkpoint(run.id, update).read_bytes)
-        )
-        if (run_id, at) != (run.id, update):
-            raise StoreError(f"checkpoint of run {run_id} at update {at}, under another name")
-        return tensors, meta
-
-    def _drop(self, runs: Sequence[Run], *, keep: int | None) -> None:
-        for run in runs:
-            for update in self.paths.checkpoints(run.id) - {keep}:
-                self.paths.checkpoint(run.id, update).unlink(missing_ok=True)
+            for run in runs:
+                for update in self.paths.checkpoints(run.id) - {keep}:
+                    self.paths.checkpoint(run.id, update).unlink(missing_ok=True)
 
 
 def encode_checkpoint(run_id: str, update: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:

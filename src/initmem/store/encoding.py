@@ -106,9 +106,7 @@ def split(data: bytes) -> Encoded:
     return Encoded(digest, head, history, b"{" + (arrays or b"}"))
 
 
-def join(
-    head: Mapping[str, Any], load_history: Callable[[], History], load_arrays: Callable[[], Arrays]
-) -> RunRecord:
+def join(head: Mapping[str, Any], history: Callable[[], History], arrays: Callable[[], Arrays]) -> RunRecord:
     """Rebuild a record from its head and functions that read the rest when it is first used."""
     try:
         if head["schema"] != SCHEMA:
@@ -119,15 +117,16 @@ def join(
             raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
         if not isinstance(head["error"], str | None):
             raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
+        _PROVENANCE.validate_python(head["provenance"])  # what it returns has its keys in another order
         record = RunRecord(
             run=Run.from_json(head["run"]),
             status=head["status"],
             summary=_summary(head["summary"]),
-            history=Stored(load_history),
-            provenance=_PROVENANCE.validate_python(head["provenance"]),
+            history=Stored(history),
+            provenance=head["provenance"],
             error=head["error"],
             finals=_FINALS.validate_python(head.get("finals", {})),
-            arrays=Stored(load_arrays),
+            arrays=Stored(arrays),
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None
@@ -199,9 +198,7 @@ def encode_array(array: NDArray[Any]) -> Any:
         return array.tolist()
     bits = max(int(array.max(initial=0)).bit_length(), 1)
     if int(array.min(initial=0)) < 0 or bits > MOST_BITS:
-        raise StoreError(
-            f"an array with values from {array.min()} to {array.max()} (allowed: 0 to {LARGEST_CLASS})"
-        )
+        raise StoreError(f"array values from {array.min()} to {array.max()} (allowed: 0 to {LARGEST_CLASS})")
     columns = array.astype(">u2").reshape(-1, 1).view(np.uint8)
     packed = np.packbits(np.unpackbits(columns, axis=1)[:, MOST_BITS - bits :])
     return {"shape": list(array.shape), "bits": bits, "data": base64.b85encode(packed.tobytes()).decode()}
@@ -257,9 +254,7 @@ def check_history(history: History, epochs: int, *, gaps: bool) -> None:
             raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
         allowed = abs(column) <= LARGEST_VALUE
         if not (allowed | (gaps & (column != column))).all():  # a null is read as NaN
-            raise StoreError(
-                f"column {name!r} with values that are no finite numbers up to {LARGEST_VALUE:g}"
-            )
+            raise StoreError(f"column {name!r} has values that are no finite numbers up to {LARGEST_VALUE:g}")
 
 
 def encode_study(study: Study) -> bytes:

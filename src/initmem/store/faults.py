@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
@@ -75,14 +75,14 @@ class FaultLog:
     def note(self, runs: Sequence[Run], cause: Cause, detail: str = "") -> None:
         """Write down what happened to runs that were trained together."""
         for run in runs:
-            self._note(run, cause, self.session, len(runs), detail)
+            self._add(run, Fault(cause, self.session, len(runs), detail=detail))
 
     def note_loss(self, run: Run, session: str, pack: int) -> None:
         """Write down how the previous worker was lost; the watchdog of a time limit leaves a traceback."""
         hang, traceback = self.paths.hang(run.id), ""
         with contextlib.suppress(FileNotFoundError), readable(hang):
             traceback = retried(hang.read_bytes).decode(errors="replace")
-        self._note(run, "timeout" if traceback else "lost worker", session, pack, traceback)
+        self._add(run, Fault("timeout" if traceback else "lost worker", session, pack, detail=traceback))
         hang.unlink(missing_ok=True)
 
     def note_full_disk(self, runs: Sequence[Run]) -> None:
@@ -119,12 +119,12 @@ class FaultLog:
             for file in files:
                 file.unlink(missing_ok=True)
 
-    def _note(self, run: Run, cause: Cause, session: str, pack: int, detail: str) -> None:
+    def _add(self, run: Run, fault: Fault) -> None:
         with explained(self.paths.root):
             self.paths.make_run(run.id)
-            fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
+            newest = max(self.paths.checkpoints(run.id), default=0)
             with opened(self.paths.faults(run.id), os.O_APPEND) as stream:
-                stream.write(to_line(fault))
+                stream.write(to_line(replace(fault, update=newest)))
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -211,18 +211,11 @@ def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
 
 def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
     """The causes of all crashed runs, the most frequent first."""
-    return [
-        CrashCause(
-            cause_line(first),
-            len(group),
-            first.id,
-            first.run.level,
-            first.run.seed,
-            str(first.provenance.get("workdir", "")),
-        )
-        for group in crashed_alike(records)
-        for first in group[:1]
-    ]
+    causes = []
+    for group in crashed_alike(records):
+        run, workdir = group[0].run, str(group[0].provenance.get("workdir", ""))
+        causes.append(CrashCause(cause_line(group[0]), len(group), run.id, run.level, run.seed, workdir))
+    return causes
 
 
 def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import math
-import struct
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,11 +42,6 @@ SUFFIX = ".initmem"
 LARGEST = 2 << 30  # bytes that an archive may unpack to
 LARGEST_STUDY = 64 << 20  # bytes of the files other than the records
 PIECE = 1 << 12  # bytes that are unpacked at once: the most that a bomb can make of them is some 30 MB
-# What a zip file whose bytes were changed may raise, besides BadZipFile: it may seem encrypted, or of a newer
-# version (RuntimeError and its subclasses), or to need more memory than there is.
-NONSENSE = (
-    lzma.LZMAError, struct.error, EOFError, ValueError, TypeError, LookupError, RuntimeError, MemoryError,
-)  # fmt: skip
 DATE = (1980, 1, 1, 0, 0, 0)  # the same content gives the same bytes
 
 
@@ -97,9 +90,8 @@ class Archive:
         self._lines: dict[str, bytes] = {}  # the record file of each run
         records = []
         with _opened(self.path) as file:
-            self._studies = [
-                decode_study(_read(file, name)) for name in file.namelist() if name.startswith("studies/")
-            ]
+            studies = [name for name in file.namelist() if name.startswith("studies/")]
+            self._studies = [decode_study(_read(file, name)) for name in studies]
             for line in io.BufferedReader(file.open("records.jsonl"), PIECE):  # type: ignore[type-var]
                 record = decode_head(line)
                 if record.id in self._lines:
@@ -165,7 +157,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     except (zipfile.BadZipFile, KeyError) as error:
         kinds = "allowed: a store directory, or a file that initmem archive wrote"
         raise StoreError(f"{path}: no archive, or a damaged one ({error}; {kinds})") from None
-    except NONSENSE as error:
+    except Exception as error:  # changed bytes may seem encrypted, of a newer version, or huge
         raise StoreError(f"{path}: damaged archive ({error!r})") from None
 
 
@@ -222,30 +214,27 @@ Source: TypeAlias = str | Path | Results | Collection | Iterable[str | Path | Re
 
 
 def collected(source: Source) -> Collection:
-    """What several stores, archives, paths of these, or plain records hold; a run that several hold, once."""
+    """What several stores, archives, paths of these, or plain records hold; a run that several hold, once.
+
+    The same run with another result is an error.
+    """
     if isinstance(source, Collection):
         return source
-    parts = [source] if isinstance(source, str | Path | Results) else source
     records: dict[str, tuple[RunRecord, str]] = {}  # with where each is from
     studies: list[Study] = []
-    for part in parts:
+    for part in [source] if isinstance(source, str | Path | Results) else source:
         if isinstance(part, RunRecord):
-            _join(records, [part], "the records given")
+            origin, more = "the records given", [part]
         else:
             results = open_results(part) if isinstance(part, str | Path) else part
-            _join(records, results.records(), str(results.path))
+            origin, more = str(results.path), results.records()
             studies += results.studies()
+        for record in more:
+            before, where = records.setdefault(record.id, (record, origin))
+            if before is not record and not before.same_result(record):
+                both = f"{where} and {origin}"
+                raise StoreError(f"run {record.id} has different results in {both} (allowed: one of them)")
     return Collection([record for record, _ in records.values()], studies)
-
-
-def _join(records: dict[str, tuple[RunRecord, str]], more: Iterable[RunRecord], origin: str) -> None:
-    """Add records; the same run with another result is an error."""
-    for record in more:
-        before, where = records.setdefault(record.id, (record, origin))
-        if before is not record and not before.same_result(record):
-            raise StoreError(
-                f"run {record.id} has different results in {where} and {origin} (allowed: one of them)"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,17 +276,9 @@ def study_status(survey: Survey) -> list[dict[str, Any]]:
             counts = Counter(statuses.get(run.id, "missing") for run in runs)
             counts["training"] = sum(run.id in survey.training for run in runs)
             rows.append({"recipe": label, "runs": len(runs)} | {name: counts[name] for name in COUNTED})
-        total = sum(row["runs"] for row in rows)
         requested = {run.id for run in study.all_runs()}
         causes = crash_causes(record for record in survey.records if record.id in requested)
-        studies.append(
-            {
-                "name": study.name,
-                "preset": study.preset,
-                "runs": total,
-                "done": total - sum(row["missing"] for row in rows),
-                "recipes": rows,
-                "crashes": [cause._asdict() for cause in causes],
-            }
-        )
+        total, missing = (sum(row[name] for row in rows) for name in ("runs", "missing"))
+        of_study = {"name": study.name, "preset": study.preset, "runs": total, "done": total - missing}
+        studies.append(of_study | {"recipes": rows, "crashes": [cause._asdict() for cause in causes]})
     return studies

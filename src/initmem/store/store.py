@@ -1,46 +1,50 @@
-"""The store: a directory that holds one sub-directory per run. The only writer of run files."""
+"""The store: a directory that holds one sub-directory per run. The only writer of run files.
+
+A `Store` keeps the head of every record that it has read. A file is read again, and its checksum verified,
+when its size or modification time has changed; a history is read when it is first used.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from initmem import files
 from initmem.errors import Damaged, InitmemError, StoreError
-from initmem.files import (
-    check_file_system,
-    explained,
-    is_there,
-    jsons,
-    make_folder,
-    readable,
-    reason,
-    refuse_link,
-    retried,
-    sweep,
-    write_atomic,
-)
-from initmem.record import RunRecord
-from initmem.store.claims import (
-    EXPIRY,
-    Checkpoints,
-    Claim,
-    Claims,
-    HeartbeatAges,
-    LiveHistory,
-    LiveRun,
-    read_claim,
-)
-from initmem.store.encoding import decode_study, encode_study
+from initmem.files import explained, readable, retried
+from initmem.record import Arrays, RunRecord
+from initmem.store import encoding
+from initmem.store.claims import EXPIRY, Checkpoints, Claim, Claims, LiveHistory, LiveRun
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
-from initmem.store.records import Records
 from initmem.study import Run, Study
 
+T = TypeVar("T")
 FORMAT = 1
+Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
+
+
+@dataclass(slots=True)
+class Scan:
+    """All records of a store, by run id in a fixed order."""
+
+    entries: dict[str, tuple[Stamp, RunRecord]] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)  # they fail their checksum
+    unreadable: list[str] = field(default_factory=list)  # may be intact: a newer version, a disk error
+
+    def records(self) -> list[RunRecord]:
+        """All records that can be read."""
+        return [record for _, record in self.entries.values()]
+
+    def problems(self) -> list[str]:
+        """What is wrong with each record that cannot be read."""
+        remedy = "initmem run moves it aside and trains its run again"
+        return [*(f"{line}; {remedy}" for line in self.damaged.values()), *self.unreadable]
 
 
 class Store:
@@ -69,13 +73,12 @@ class Store:
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
         self.paths = Paths(self.path)
         for folder in (self.paths.runs, self.paths.studies, self.paths.pending, self.paths.aside):
-            refuse_link(folder)
+            files.refuse_link(folder)
         _check_format(self.paths)
-        self._records = Records(self.paths)
+        self._entries: dict[str, tuple[Stamp, RunRecord]] = {}  # the records as they were last read
         self.live, self.checkpoints = LiveHistory(self.paths), Checkpoints(self.paths)
         self.faults = FaultLog(self.paths, session=self.session)
-        self.claims = Claims(self.paths, self._records, self.faults, session=self.session)
-        self._heartbeats = HeartbeatAges()
+        self.claims = Claims(self.paths, self.faults, self._finish_commits, session=self.session)
 
     @classmethod
     def create(cls, path: str | Path, *, session: str | None = None) -> Store:
@@ -84,61 +87,149 @@ class Store:
         paths = Paths(root)
         with explained(root):
             if retried(root.is_file):
-                raise StoreError(
-                    f"{path}: a file, and no store (initmem restore makes a store of an archive)"
-                )
+                raise StoreError(f"{path}: a file, no store (initmem restore makes a store of an archive)")
             retried(lambda: root.mkdir(parents=True, exist_ok=True))
             for folder in (paths.runs, paths.studies, paths.pending):
-                make_folder(folder)
-            if not is_there(paths.format):
-                write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
-            check_file_system(root)
+                files.make_folder(folder)
+            if not files.is_there(paths.format):
+                files.write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
+            files.check_file_system(root)
         return cls(root, session=session)
 
     # -- studies ------------------------------------------------------------------------------------------
 
     def studies(self) -> list[Study]:
         """The studies that were requested, in the order of their file names."""
-        return [_read_study(path) for path in jsons(self.paths.studies)]
+        return [_read_study(path) for path in files.jsons(self.paths.studies)]
 
     def add_study(self, study: Study) -> None:
         """Note a request, in place of the study of the same name and preset."""
         with explained(self.path):
-            write_atomic(self.paths.study(study.name, study.preset), encode_study(study))
+            files.write_atomic(self.paths.study(study.name, study.preset), encoding.encode_study(study))
 
-    # -- records ------------------------------------------------------------------------------------------
+    # -- reading records ----------------------------------------------------------------------------------
 
     def has(self, run: Run) -> bool:
         """Whether a run is done."""
-        return self._records.has(run)
+        return files.is_there(self.paths.record(run.id))
 
     def read(self, run_id: str) -> RunRecord:
         """One record; a damaged one is an error."""
-        return self._records.read(run_id)
+        return self._parsed(run_id, lambda data: _of_run(run_id, encoding.decode(data)))
 
     def records(self) -> list[RunRecord]:
         """All records, in a fixed order. Damaged ones are left out; `survey` names them."""
-        return self.survey()[0]
+        return self.scan().records()
 
     def survey(self) -> tuple[list[RunRecord], list[str]]:
         """All records, and what is wrong with each that cannot be read.
 
         A file that has not changed since this `Store` read it is not read again; `verify` reads them all.
         """
-        scan = self._records.scan()
+        scan = self.scan()
         return scan.records(), scan.problems()
 
     def verify(self) -> list[str]:
         """Check every record against its checksum, changed or not; what is wrong with each bad one."""
-        return self._records.scan(verify=True).problems()
+        return self.scan(verify=True).problems()
+
+    def scan(self, *, verify: bool = False) -> Scan:
+        """All records. A file that has not changed since it was last read is read only to `verify` it."""
+        scan = Scan()
+        for run_id in self.paths.run_ids():
+            path = self.paths.record(run_id)
+            try:
+                with readable(path):
+                    status = retried(path.stat)  # before it is read: a change in between is seen next time
+                    stamp, entry = (status.st_size, status.st_mtime_ns), self._entries.get(run_id)
+                    if verify or entry is None or entry[0] != stamp:
+                        entry = (stamp, self._head(run_id, retried(path.read_bytes)))
+                scan.entries[run_id] = entry
+            except FileNotFoundError:
+                continue  # not done yet, or moved aside by another process a moment ago
+            except Damaged as error:
+                scan.damaged[run_id] = str(error)
+            except StoreError as error:
+                scan.unreadable.append(str(error))
+        self._entries = scan.entries
+        return scan
+
+    def _head(self, run_id: str, data: bytes) -> RunRecord:
+        """A record whose history and arrays are read when they are first used."""
+        encoded = encoding.split(data)
+        part = partial(self._part, run_id, encoded.sha256)
+        history, arrays = partial(part, encoding.parse_history), partial(part, encoding.parse_arrays)
+        return _of_run(run_id, encoding.join(encoded.head, history, arrays))
+
+    def _part(self, run_id: str, sha256: str, parse: Callable[[encoding.Encoded], Arrays]) -> Arrays:
+        """The history, or the arrays, of the very record whose head was read."""
+
+        def parse_same(data: bytes) -> Arrays:
+            encoded = encoding.split(data)
+            if encoded.sha256 != sha256:
+                raise StoreError("changed since the store was opened")
+            return parse(encoded)
+
+        return self._parsed(run_id, parse_same)
+
+    def _parsed(self, run_id: str, parse: Callable[[bytes], T]) -> T:
+        """What the record of a run contains; whatever is wrong with it is one line that names the file."""
+        path = self.paths.record(run_id)
+        try:
+            with readable(path):
+                return parse(retried(path.read_bytes))
+        except FileNotFoundError as error:
+            raise StoreError(f"{path}: {files.reason(error)}") from None
+
+    # -- writing records ----------------------------------------------------------------------------------
 
     def commit(self, records: Sequence[RunRecord]) -> None:
         """Make the records of a pack visible: all of them now or, after a crash, at the next `recover`."""
-        self._records.commit(records)
+        lines = [encoding.encode(record) for record in records]
+        pending = self.paths.pending / f"{uuid.uuid4().hex}.json"
+        with explained(self.path):
+            if len(records) > 1:
+                files.write_atomic(pending, b"".join(lines))
+            for record, line in zip(records, lines, strict=True):
+                self._commit_one(record.id, line)
+            pending.unlink(missing_ok=True)
+
+    def _commit_one(self, run_id: str, data: bytes) -> None:
+        folder = self.paths.make_run(run_id)
+        files.write_once(self.paths.record(run_id), data)
+        _clear(folder)
+
+    def _finish_commits(self) -> list[str]:
+        """Complete the packs whose records were decided, but not all visible, when a worker died.
+
+        Returns what was moved aside because it is damaged, and why.
+        """
+        moved = []
+        with explained(self.path):
+            for pending in files.jsons(self.paths.pending):
+                damage = ""
+                try:
+                    lines = retried(pending.read_bytes).splitlines(keepends=True)
+                except FileNotFoundError:
+                    continue  # its own worker finished it
+                for line in lines:
+                    try:
+                        self._commit_one(encoding.decode(line).id, line)
+                    except Damaged as error:
+                        damage = str(error)
+                if damage:
+                    target = self.paths.move_aside(pending, "pending")
+                    moved.append(f"{pending}: {damage}; moved to {target}")
+                pending.unlink(missing_ok=True)
+        return moved
 
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
         """Move records out of the way, so that their runs are trained again; how many."""
-        return self._records.set_aside(unwanted)
+        ids = [record.id for record in self.records() if unwanted(record)]
+        with explained(self.path):
+            for run_id in ids:
+                self.paths.move_aside(self.paths.record(run_id), run_id)
+        return len(ids)
 
     def recover(self) -> list[str]:
         """Finish what a crash interrupted; move aside what fails its checksum, and say what and why.
@@ -146,18 +237,27 @@ class Store:
         A file that cannot be read for another reason (a newer version, an error of the disk, a file of
         another user) may be intact: then this is a `StoreError`, and nothing is moved.
         """
-        moved = self._records.move_damaged_aside()
+        scan = self.scan()
+        if scan.unreadable:
+            more = f" (and {len(scan.unreadable) - 1} more)" if len(scan.unreadable) > 1 else ""
+            raise StoreError(f"{scan.unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
+        moved = []
         with explained(self.path):
-            for path in jsons(self.paths.studies):
+            for run_id, problem in scan.damaged.items():
+                path = self.paths.record(run_id)
+                if _is_damaged(path):  # still: another process may have trained its run again
+                    moved.append(f"{problem}; moved to {self.paths.move_aside(path, run_id)}")
+            for path in files.jsons(self.paths.studies):
                 try:
                     _read_study(path)
                 except Damaged as error:
-                    target = self.paths.move_aside(path, f"study-{path.stem}")
-                    moved.append(f"{error}; moved to {target}")
-            moved += self._records.finish_commits()
+                    moved.append(f"{error}; moved to {self.paths.move_aside(path, f'study-{path.stem}')}")
+            moved += self._finish_commits()
             for folder in (self.path, self.paths.studies, self.paths.pending):
-                sweep(folder)
-        self._records.clear_all()
+                files.sweep(folder)
+            for run_id in self.paths.run_ids():
+                if files.is_there(self.paths.record(run_id)):
+                    _clear(self.paths.run(run_id))
         return moved
 
     # -- runs in training ---------------------------------------------------------------------------------
@@ -172,23 +272,11 @@ class Store:
 
     def live_run(self, run_id: str) -> LiveRun:
         """How far a claimed run is, and how old the last heartbeat of its worker is."""
-        claim, age = self._worker(run_id)
-        return LiveRun(claim, age, self.live.rows(run_id), self.faults.attempt(run_id))
+        return LiveRun(*self._worker(run_id), self.live.rows(run_id), self.faults.attempt(run_id))
 
     def _worker(self, run_id: str) -> tuple[Claim | None, float]:
-        """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen.
-
-        Clocks of other machines are not trusted: the age counts from when this `Store` first saw the
-        heartbeat, unless the worker was on this machine and has ended.
-        """
-        lease = None
-        with contextlib.suppress(StoreError):
-            lease = read_claim(self.paths.claim(run_id))
-        claim = lease.claim if lease else None
-        if claim is not None and claim.process_has_ended():
-            return claim, math.inf
-        signs = (lease.heartbeat if lease else None, self.live.heartbeat(run_id))
-        return claim, self._heartbeats.age(run_id, signs)
+        """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen."""
+        return self.claims.watched(run_id, self.live.heartbeat(run_id))
 
     def _repr_html_(self) -> str:
         from initmem.plots.columns import results_table
@@ -196,6 +284,31 @@ class Store:
         from initmem.store.results import store_status
 
         return html(results_table(store_status(self)))
+
+
+def _of_run(run_id: str, record: RunRecord) -> RunRecord:
+    """The record, if it is in the folder of its own run."""
+    if record.id != run_id:
+        raise StoreError(f"holds run {record.id}")
+    return record
+
+
+def _is_damaged(record: Path) -> bool:
+    """Whether the file of a record fails its checksum; one that is gone does not."""
+    try:
+        encoding.split(retried(record.read_bytes))
+    except (StoreError, FileNotFoundError) as error:
+        return isinstance(error, Damaged)
+    return False
+
+
+def _clear(folder: Path) -> None:
+    """Remove whatever is next to a record, except what a living process is about to rename."""
+    files.refuse_link(folder)
+    for path in map(folder.joinpath, files.names(folder)):
+        if path.name != "record.json" and path.suffix != ".tmp" and not retried(path.is_dir):
+            path.unlink(missing_ok=True)
+    files.sweep(folder)
 
 
 def _check_format(paths: Paths) -> None:
@@ -215,8 +328,8 @@ def _check_format(paths: Paths) -> None:
 
 def _read_study(path: Path) -> Study:
     try:
-        return decode_study(retried(path.read_bytes))
+        return encoding.decode_study(retried(path.read_bytes))
     except Damaged as error:
         raise Damaged(f"{path}: damaged study ({error})") from None
     except (OSError, InitmemError) as error:
-        raise StoreError(f"{path}: unreadable study ({reason(error)})") from None
+        raise StoreError(f"{path}: unreadable study ({files.reason(error)})") from None
