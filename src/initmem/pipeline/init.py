@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -228,7 +228,7 @@ class Init:
         The model is not changed.
         """
         recipe = self._rules(draw, bias_std)
-        parameters = variables(model, kernels)
+        parameters = parameters_of(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
             names = ", ".join(v.name for v in parameters) or "it has none"
             raise ModelError(
@@ -328,23 +328,19 @@ class Init:
         if function is not None:
             made = function(model) if epoch == 0 else function(model, optimizer)
             return model if made is None else cast("Model", made)
-        chosen = self._with_roles(model) if variables is None else list(variables)
+        chosen = list(variables or ())
+        if variables is None:  # with the kernels that `apply` was told about
+            before = {v.name: v for table in self.tables for v in table.variables}
+            now = [(v, before.get(v.name, v)) for v in parameters_of(model)]
+            chosen = [replace(v, role=known.role, fan_in=known.fan_in) for v, known in now]
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
         moments = None if optimizer is None else _optimizer_tensors(optimizer)
         rules.intervene(self.run, epoch, chosen, tensors, moments)
         if variables is None and is_pytree(model):
             from initmem.pipeline.jax import rebuilt
 
-            return cast("Model", rebuilt(tuple(chosen)))
+            return cast("Model", rebuilt(chosen))
         return model
-
-    def _with_roles(self, model: Any) -> list[Variable]:
-        """The variables of a model, with the kernels that `apply` was told about."""
-        before = {v.name: v for table in self.tables for v in table.variables}
-        return [
-            replace(v, role=before[v.name].role, fan_in=before[v.name].fan_in) if v.name in before else v
-            for v in variables(model)
-        ]
 
     def check_intervened(self, epochs: int) -> None:
         """Raise if the intervention of the run was due and never made: it would look like none."""
@@ -369,11 +365,6 @@ class Init:
         models = [table.applied().model_dump(mode="json") for table in self.tables[:MOST_MODELS]]
         return [model for i, model in enumerate(models) if model not in models[:i]]
 
-    def kernels(self) -> Iterator[Variable]:
-        """The kernels of all models it was applied to."""
-        for table in self.tables:
-            yield from (v for v in table.variables if v.role == "kernel")
-
 
 def told_path(name: str) -> Path | None:
     """Where a program leaves a file for `initmem run --command`; None: nobody asked."""
@@ -395,7 +386,7 @@ def _own_deviation(variable: Variable) -> float | None:
 # -- the parameters of a model of any framework -----------------------------------------------------------
 
 
-def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
+def parameters_of(model: Any, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a model once, in the order in which initialization draws them.
 
     `kernels` says which parameters count as kernels: module types and patterns of parameter names in any

@@ -31,7 +31,7 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
-from initmem.pipeline.init import TRACKER_FILE, Init, Model, told_path, variables
+from initmem.pipeline.init import TRACKER_FILE, Init, Model, parameters_of, told_path
 from initmem.pipeline.observers import NORM_EVERY, FirstBatches, Optimizers, UpdateClocks
 from initmem.record import LARGEST_VALUE, MOST_INITIAL, MOST_PREDICTIONS, SUMMARY_FIELDS, TESTED
 from initmem.store.encoding import LARGEST_CLASS, decode_array, encode_array
@@ -311,12 +311,13 @@ class Tracker:
             path.write_text(json.dumps(self._seen()))
 
     def _kernels_of(self, model: Any, kernels: Kernels) -> list[Variable]:
+        parameters = parameters_of(model, kernels)
         if kernels is None and self._init is not None:
-            own = {id(p) for v in variables(model) for p in v.place.parameters}
-            drawn = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
-            if drawn:
+            own = {id(p) for v in parameters for p in v.place.parameters}
+            applied = [v for table in self._init.tables for v in table.variables if v.role == "kernel"]
+            if drawn := [v for v in applied if any(id(p) in own for p in v.place.parameters)]:
                 return drawn
-        return [variable for variable in variables(model, kernels) if variable.role == "kernel"]
+        return [variable for variable in parameters if variable.role == "kernel"]
 
     def _check(self, row: Row) -> None:
         for name, counted in zip(MAY_BE_GIVEN, (self._updates.kernels, self._updates.updates), strict=True):
