@@ -124,7 +124,13 @@ class CommandTrainer:
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
             seconds = time.perf_counter() - started
-            about = _told(folder) | opened_by_program(log, workdir, began) | changes_in(workdir)
+            # What `Init.apply` and the tracker of a program left for its record; it need not have them.
+            init, tracker = (folder / name for name in (INIT_FILE, TRACKER_FILE))
+            models = list(dict.fromkeys(init.read_text().splitlines())) if init.exists() else []
+            about: dict[str, Any] = json.loads(tracker.read_text()) if tracker.exists() else {}
+            about |= {"scale_used": True, "applied": bool(models)}  # {scale} is in the command
+            about["init"] = [json.loads(line) for line in models[:MOST_MODELS]]
+            about |= opened_by_program(log, workdir, began) | changes_in(workdir)
             return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
@@ -136,19 +142,6 @@ class CommandTrainer:
             return str(values[match[1]]) if match[1] else match[0][0]
 
         return [PLACEHOLDER.sub(filled, part) for part in self.parts]
-
-
-def _told(folder: Path) -> dict[str, Any]:
-    """What `Init.apply` and the tracker of a program left for its record; a program need not have them."""
-    init, tracker = (folder / name for name in (INIT_FILE, TRACKER_FILE))
-    models = list(dict.fromkeys(init.read_text().splitlines() if init.exists() else []))
-    seen: dict[str, Any] = json.loads(tracker.read_text()) if tracker.exists() else {}
-    # The command has {scale} in it, or it would have been refused.
-    return seen | {
-        "scale_used": True,
-        "applied": bool(models),
-        "init": [json.loads(line) for line in models[:MOST_MODELS]],
-    }
 
 
 class Reader:

@@ -30,7 +30,7 @@ from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.intervention import NONE, Intervention
 from initmem.measures.provenance import MOST_MODELS, MOST_ROWS, Applied, Treated
 from initmem.plots import tables
-from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
+from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
@@ -227,7 +227,16 @@ class Init:
 
         The model is not changed.
         """
-        recipe = self._rules(draw, bias_std)
+        if draw not in get_args(Draw):
+            raise ConfigError(f"draw = {draw!r} ({allowed(get_args(Draw))})")
+        given = self.run.recipe.changes() | ({} if bias_std is None else {"bias_std": bias_std})
+        for name in DRAWN_ONLY if draw == "own" else ():
+            if name in given:
+                raise ConfigError(
+                    f"{name} = {given[name]!r}: the model keeps its own initialization "
+                    "(allowed with init.apply(model, draw='fan-in'))"
+                )
+        recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
         parameters = parameters_of(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
             names = ", ".join(v.name for v in parameters) or "it has none"
@@ -247,19 +256,6 @@ class Init:
         return InitTable(
             tuple(parameters), sizes, own, frozenset(scaled), draw, self.run.scale, kernels is not None
         )
-
-    def _rules(self, draw: Draw, bias_std: float | None) -> Recipe:
-        """The fields of initialization; those that need drawn weights are refused without them."""
-        if draw not in get_args(Draw):
-            raise ConfigError(f"draw = {draw!r} ({allowed(get_args(Draw))})")
-        given = self.run.recipe.changes() | ({} if bias_std is None else {"bias_std": bias_std})
-        for name in DRAWN_ONLY if draw == "own" else ():
-            if name in given:
-                raise ConfigError(
-                    f"{name} = {given[name]!r}: the model keeps its own initialization "
-                    "(allowed with init.apply(model, draw='fan-in'))"
-                )
-        return self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
 
     def apply(
         self,
@@ -423,8 +419,3 @@ def is_pytree(model: Any) -> bool:
     from initmem.pipeline.jax import has_parameters
 
     return has_parameters(model)
-
-
-def fan_in_of_all_but_last(value: Any) -> float:
-    """The fan-in of a kernel of shape (in, ..., out), as in `x @ kernel`."""
-    return float(math.prod(value.shape[:-1]))

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ConfigError
-from initmem.pipeline.init import fan_in_of_all_but_last
 from initmem.train.variables import Kernels, Parameter, Place, Variable, classified, looks_like_norm
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
@@ -166,7 +165,7 @@ def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:
         return None
     if len(shape) == 3 and path and path[-1] in PROJECTIONS:
         return float(shape[0])
-    return fan_in_of_all_but_last(value)
+    return float(math.prod(shape[:-1]))  # (in, ..., out), as in `x @ kernel`
 
 
 def _is_listed_bias(parent: Any, key: str, value: Any) -> bool:

@@ -27,7 +27,6 @@ from torch import Tensor
 from initmem.clocks import decay_rate
 from initmem.errors import ModelError
 from initmem.metric import metric_names
-from initmem.pipeline.init import fan_in_of_all_but_last
 from initmem.pipeline.tracker import Tracker
 from initmem.train.variables import Kernels, Parameter, Place, Variable, classified, looks_like_norm
 
@@ -147,11 +146,10 @@ def _usual_fan_in(name: str, variable: Any, layer: Any) -> float | None:
         case "depthwise_kernel":
             return float(math.prod(shape[:-2]))
         case "pointwise_kernel":
-            return fan_in_of_all_but_last(variable)
+            return float(math.prod(shape[:-1]))
         case "kernel":
             return _kernel_fan_in(layer, shape)
-        case _:
-            return None
+    return None
 
 
 def _kernel_fan_in(layer: Any, shape: tuple[int, ...]) -> float:

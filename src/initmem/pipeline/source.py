@@ -73,16 +73,15 @@ def code_digest(thing: types.CodeType | type) -> str:
 def names_used(code: types.CodeType) -> tuple[set[str], set[str]]:
     """Names that code loads from its globals, and the attributes that it takes of anything."""
     loaded, attributes = set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            loaded.add(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            attributes.add(step.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            more = names_used(inner)
-            loaded |= more[0]
-            attributes |= more[1]
+    waiting = [code]
+    while waiting:
+        code = waiting.pop()
+        waiting += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                loaded.add(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+                attributes.add(step.argval)
     return loaded, attributes
 
 
@@ -116,13 +115,11 @@ def uses_of(node: ast.AST | None, roots: set[str]) -> Uses:
 
 def is_state(value: object, hows: set[str]) -> bool:
     """Whether a value is what the code keeps for itself (a log, a cache, a counter), not a setting."""
-    if "changed" in hows and isinstance(value, list | dict | set | bytearray | deque):
-        return True
-    if "updated" in hows and isinstance(value, set):
-        return True
-    if "assigned" in hows and not isinstance(value, bool | int | float | str):
-        return True
-    return "counted" in hows and "read" not in hows
+    is_log = "changed" in hows and isinstance(value, list | dict | set | bytearray | deque)
+    is_growing_set = "updated" in hows and isinstance(value, set)
+    is_filled_later = "assigned" in hows and not isinstance(value, bool | int | float | str)
+    is_counter = "counted" in hows and "read" not in hows
+    return is_log or is_growing_set or is_filled_later or is_counter
 
 
 # -- files ----------------------------------------------------------------------------------------------

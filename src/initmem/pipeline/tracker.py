@@ -19,7 +19,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,19 +233,29 @@ class Tracker:
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
         """The metrics of every epoch so far, an array of shape (epoch,) per column."""
-        columns = {name: _column(name, self._rows) for name in self._names()}
+        columns = self._columns()
         return {name: np.array(values, float) for name, values in columns.items() if None not in values}
 
     @property
     def dropped(self) -> list[str]:
         """Columns that are not in the history, because some epochs do not have them."""
-        whole = self.history
-        return [name for name in self._names() if name not in whole]
+        return [name for name, values in self._columns().items() if None in values]
 
-    def _names(self) -> list[str]:
-        """Columns; clocks that ended, because steps were made that nobody counted, are none."""
-        names = dict.fromkeys(name for row in self._rows for name in row)
-        return [name for name in names if name in self._rows[-1] or not name.startswith(OF_UPDATES)]
+    def _columns(self) -> dict[str, list[float | None]]:
+        """Columns, None where an epoch does not have them.
+
+        Clocks that ended, because steps were made that nobody counted, are none.
+        """
+        columns = {}
+        for name in dict.fromkeys(name for row in self._rows for name in row):
+            if name.startswith(OF_UPDATES) and name not in self._rows[-1]:
+                continue
+            values = [row.get(name) for row in self._rows]
+            if name.startswith("clock_") or name == "learning_rate":  # zero before the first update
+                start = next(index for index, value in enumerate(values) if value is not None)
+                values[:start] = [0.0] * start
+            columns[name] = values
+        return columns
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
@@ -383,15 +393,6 @@ def classes_of(given: Any) -> NDArray[np.uint16]:
             f"{LARGEST_CLASS} as whole numbers, or finite scores of shape (example, class))"
         )
     return values.astype(np.uint16)
-
-
-def _column(name: str, rows: Sequence[Row]) -> list[float | None]:
-    """A column; a clock or rate that begins late was zero before, when there had been no update."""
-    values = [row.get(name) for row in rows]
-    if not name.startswith("clock_") and name != "learning_rate":
-        return values
-    start = next(index for index, value in enumerate(values) if value is not None)
-    return [0.0] * start + values[start:]
 
 
 def _number(name: str, value: Any) -> float:
