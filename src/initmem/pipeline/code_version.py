@@ -282,6 +282,9 @@ class _Walk:
 
     def _reach(self, thing: object) -> None:
         """Enter code that is part of a value."""
+        if isinstance(thing, types.MethodType):
+            self.value(f"{source.qualified_name(thing)}.__self__", thing.__self__)
+            thing = thing.__func__
         inner = thing if isinstance(thing, types.FunctionType | type) else getattr(thing, "__wrapped__", None)
         if isinstance(inner, types.FunctionType | type):
             self.code(inner)
@@ -332,7 +335,7 @@ def _is_code(thing: object) -> bool:
 
 def _attributes(owner: object) -> dict[str, Any]:
     """What an object holds, in its `__dict__` and its slots."""
-    state = {} if isinstance(owner, type) else object.__getstate__(owner)
+    state: Any = {} if isinstance(owner, type) else object.__getstate__(owner)
     parts = state if isinstance(state, tuple) else (state,)
     return dict(sorted(item for part in parts if part for item in part.items()))
 

@@ -246,7 +246,7 @@ class Tracker:
 
         Clocks that ended, because steps were made that nobody counted, are none.
         """
-        columns = {}
+        columns: dict[str, list[float | None]] = {}
         for name in dict.fromkeys(name for row in self._rows for name in row):
             if name.startswith(OF_UPDATES) and name not in self._rows[-1]:
                 continue
