@@ -59,8 +59,8 @@ def meet(init, tracker, pipes: Path) -> None:
     modes = ("w", "r") if init.scale == 1.0 else ("r", "w")
     for pipe, mode in zip("ab", modes, strict=True):
         with (pipes / pipe).open(mode):  # waits until the other run opens the other end
-            found = json.loads(Path("best.json").read_text())
-    tracker.end_epoch(val_loss=found)
+            own = json.loads(Path("best.json").read_text())
+    tracker.end_epoch(val_loss=own)
 
 
 def test_runs_that_overlap_in_time_do_not_see_each_others_files(tmp_path: Path, monkeypatch) -> None:

@@ -216,12 +216,7 @@ class Init:
         return self._rng.standard_normal(shape) * self._drawing.bias_std
 
     def describe(
-        self,
-        model: Any,
-        *,
-        draw: Draw = "own",
-        kernels: Kernels = None,
-        bias_std: float | None = None,
+        self, model: Any, *, draw: Draw = "own", kernels: Kernels = None, bias_std: float | None = None
     ) -> InitTable:
         """What `apply(model, draw=..., kernels=..., bias_std=...)` would do to every parameter.
 
@@ -258,12 +253,7 @@ class Init:
         )
 
     def apply(
-        self,
-        model: Model,
-        *,
-        draw: Draw = "own",
-        kernels: Kernels = None,
-        bias_std: float | None = None,
+        self, model: Model, *, draw: Draw = "own", kernels: Kernels = None, bias_std: float | None = None
     ) -> Model:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
@@ -327,8 +317,8 @@ class Init:
         chosen = list(variables or ())
         if variables is None:  # with the kernels that `apply` was told about
             before = {v.name: v for table in self.tables for v in table.variables}
-            now = [(v, before.get(v.name, v)) for v in parameters_of(model)]
-            chosen = [replace(v, role=known.role, fan_in=known.fan_in) for v, known in now]
+            pairs = [(v, before.get(v.name, v)) for v in parameters_of(model)]
+            chosen = [replace(v, role=told.role, fan_in=told.fan_in) for v, told in pairs]
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
         moments = None if optimizer is None else _optimizer_tensors(optimizer)
         rules.intervene(self.run, epoch, chosen, tensors, moments)

@@ -33,11 +33,7 @@ from initmem.train.variables import Kernels, Parameter, Place, Variable, classif
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)
 
-NORMS = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-)
+NORMS = (keras.layers.BatchNormalization, keras.layers.GroupNormalization, keras.layers.LayerNormalization)
 
 
 class KerasTracker(keras.callbacks.Callback):  # type: ignore[misc]
