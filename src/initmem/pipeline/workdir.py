@@ -135,7 +135,7 @@ class Workdir:
             elif not is_left_out(Path(entry.path)):
                 folders.append((Path(entry.path), copy))
         for folder, copy in folders:
-            names = (name for _, folders, files in _walk(folder) for name in (*folders, *files))
+            names = (name for _, inner, files in _walk(folder) for name in (*inner, *files))
             is_large = next(islice(names, self._files, None), None) is not None
             if is_large or not os.access(folder, os.R_OK | os.X_OK):
                 self._link(folder, copy)
