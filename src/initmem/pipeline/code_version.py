@@ -200,7 +200,7 @@ class _Walk:
                 # What dataclasses generate follows from the fields.
                 if isinstance(inner, type) or not inner.__code__.co_filename.startswith("<string"):
                     self.code(inner)
-            elif isinstance(value, (*SCALARS, *COLLECTIONS)) and not key.startswith("__"):
+            elif isinstance(value, (bool, int, float, str, *COLLECTIONS)) and not key.startswith("__"):
                 self.value(f"{name}.{key}", value)
         for base in (*kind.__bases__, type(kind)):
             self.code(base)

@@ -58,6 +58,8 @@ GIVEN = ("scale", "seed", "history", "run", "gpu")
 TAIL = 4000  # characters of the last output of a failed program
 POLL_SECONDS = 0.2  # between two reads of what a program has written
 GRACE_SECONDS = 5.0  # that a program has to end after SIGTERM
+# Bound before any fork: the child may do next to nothing there.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 class ProgramError(Exception):
@@ -257,10 +259,6 @@ def _end(program: subprocess.Popen[bytes]) -> None:
                 time.sleep(0.02)
             continue
         return
-
-
-# Bound before any fork: the child may do next to nothing there.
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def study_of(
