@@ -351,71 +351,71 @@ MODULES = (
 TRAIN = "mine.train"
 CHANGES = [
     (TRAIN, "mine.py", "EPOCHS = 20", "EPOCHS = 1", "mine.EPOCHS 20 -> 1"),
-    (TRAIN, "mine.py", '"lr": 0.1', '"lr": 0.2', "mine.CONFIG['lr'] 0.1 -> 0.2"),
-    (TRAIN, "mine.py", "[0.9, 0.99]", "[0.9, 0.999]", "mine.CONFIG['betas'] [0.9, 0.99] -> [0.9, 0.999]"),
-    (TRAIN, "mine.py", "[16, 32]", "[16, 64]", "mine.LAYERS [16, 32] -> [16, 64]"),
+    (TRAIN, "mine.py", '"lr": 0.1', '"lr": 0.2', "mine.CONFIG changed"),
+    (TRAIN, "mine.py", "[0.9, 0.99]", "[0.9, 0.999]", "mine.CONFIG changed"),
+    (TRAIN, "mine.py", "[16, 32]", "[16, 64]", "mine.LAYERS changed"),
     (TRAIN, "mine.py", "arange(6.0)", "arange(6.0) * 2", "mine.DATA changed"),
-    (TRAIN, "mine.py", "batch=32", "batch=64", "mine.ARGS.batch 32 -> 64"),
+    (TRAIN, "mine.py", "batch=32", "batch=64", "mine.ARGS changed"),
     (TRAIN, "mine.py", "range(100)", "range(99)", "mine.NAMES changed"),
-    (TRAIN, "mine.py", "x: x / 2", "x: x / 3", "function mine.<lambda> was edited"),
+    (TRAIN, "mine.py", "x: x / 2", "x: x / 3", "module mine was edited"),
     (TRAIN, "mine.py", "width = 8", "width = 16", "mine.Net.width 8 -> 16"),
-    (TRAIN, "mine.py", "torch.tanh", "torch.relu", "function mine.Net.forward was edited"),
-    (TRAIN, "mine.py", "by**2", "by**3", "function mine.Net.shrink was edited"),
-    (TRAIN, "mine.py", "fill_(0.5)", "fill_(0.25)", "function mine.reset was edited"),
+    (TRAIN, "mine.py", "torch.tanh", "torch.relu", "module mine was edited"),
+    (TRAIN, "mine.py", "by**2", "by**3", "module mine was edited"),
+    (TRAIN, "mine.py", "fill_(0.5)", "fill_(0.25)", "module mine was edited"),
     (TRAIN, "mine.py", "depth=2", "depth=3", "default mine.Net.__init__(depth) 2 -> 3"),
-    (TRAIN, "mine.py", "x + 1", "x + 2", "function mine.Base.prepare was edited"),
-    (TRAIN, "mine.py", "dropout: float = 0.1", "dropout: float = 0.2", "mine.OPTIONS.dropout 0.1 -> 0.2"),
-    (TRAIN, "mine.py", "S = Options()", "S = Options(tied=True)", "mine.OPTIONS.tied False -> True"),
+    (TRAIN, "mine.py", "x + 1", "x + 2", "module mine was edited"),
+    (TRAIN, "mine.py", "dropout: float = 0.1", "dropout: float = 0.2", "mine.OPTIONS changed"),
+    (TRAIN, "mine.py", "S = Options()", "S = Options(tied=True)", "mine.OPTIONS changed"),
     (TRAIN, "mine.py", "norm=1.0", "norm=2.0", "default mine.clip(norm) 1.0 -> 2.0"),
-    (TRAIN, "mine.py", "* clip()", "+ clip()", "function mine.train was edited"),
+    (TRAIN, "mine.py", "* clip()", "+ clip()", "module mine was edited"),
     (TRAIN, "mine.py", "rate=helpers.RATE", "rate=2 * helpers.RATE", "default mine.train(rate) 0.5 -> 1.0"),
     (TRAIN, "helpers.py", "RATE = 0.5", "RATE = 0.1", "default mine.train(rate) 0.5 -> 0.1"),
     (TRAIN, "helpers.py", "MOMENTUM = 0.9", "MOMENTUM = 0.5", "helpers.MOMENTUM 0.9 -> 0.5"),
-    (TRAIN, "helpers.py", "2 * len", "3 * len", "function helpers.deeper was edited"),
-    (TRAIN, "helpers.py", "return deeper", "return -deeper", "function helpers.evaluate was edited"),
-    (TRAIN, "helpers.py", "0.9**epoch", "0.8**epoch", "function helpers.scheduled was edited"),
-    (TRAIN, "helpers.py", "return 0.0", "return 1.0", "function helpers.loss was edited"),
+    (TRAIN, "helpers.py", "2 * len", "3 * len", "module helpers was edited"),
+    (TRAIN, "helpers.py", "return deeper", "return -deeper", "module helpers was edited"),
+    (TRAIN, "helpers.py", "0.9**epoch", "0.8**epoch", "module helpers was edited"),
+    (TRAIN, "helpers.py", "return 0.0", "return 1.0", "module helpers was edited"),
     (TRAIN, "late.py", "x + SHIFT", "x - SHIFT", "file late.py was edited"),
     (TRAIN, "late.py", "SHIFT = 1", "SHIFT = 2", "file late.py was edited"),
     (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "file later.py was edited"),
-    (TRAIN, "helpers.py", "range(2)", "range(3)", "function helpers.timed.twice was edited"),
-    (TRAIN, "mine.py", '"warmup": 5', '"warmup": 6', "mine.SET_HERE['warmup'] 5 -> 6"),
-    (TRAIN, "mine.py", "batch=16", "batch=17", "mine.TOLD['batch'] 16 -> 17"),
-    (TRAIN, "mine.py", "GROWS = [1, 2]", "GROWS = [1, 3]", "mine.GROWS [1, 2] -> [1, 3]"),
-    (TRAIN, "shapes/wide.py", "n * SIZE", "n + SIZE", "function wide.factor was edited"),
+    (TRAIN, "helpers.py", "range(2)", "range(3)", "module helpers was edited"),
+    (TRAIN, "mine.py", '"warmup": 5', '"warmup": 6', "mine.SET_HERE changed"),
+    (TRAIN, "mine.py", "batch=16", "batch=17", "mine.TOLD changed"),
+    (TRAIN, "mine.py", "GROWS = [1, 2]", "GROWS = [1, 3]", "mine.GROWS '[1, 2]' -> '[1, 3]'"),
+    (TRAIN, "shapes/wide.py", "n * SIZE", "n + SIZE", "module wide was edited"),
     (TRAIN, "shapes/wide.py", "SIZE = 3", "SIZE = 4", "wide.SIZE 3 -> 4"),
     ("mine.Fitter(0.1).fit", "", "(0.1)", "(5.0)", "Fitter.rate 0.1 -> 5.0"),
-    ("mine.Fitter(0.1).fit", "mine.py", '{"loss": self.rate', '{"loss": 2', "function mine.Fitter.inner was"),
+    ("mine.Fitter(0.1).fit", "mine.py", '{"loss": self.rate', '{"loss": 2', "module mine was edited"),
     ("functools.partial(mine.curried, 3, b=0.2)", "", "b=0.2", "b=5.0", "argument b 0.2 -> 5.0"),
     ("functools.partial(mine.curried, 3, b=0.2)", "", "3,", "4,", "argument 1 3 -> 4"),
-    ("functools.partial(mine.curried, 3)", "mine.py", "a + b", "a * b", "function mine.curried was edited"),
+    ("functools.partial(mine.curried, 3)", "mine.py", "a + b", "a * b", "module mine was edited"),
     ("mine.made(2)", "", "(2)", "(3)", "power 2 -> 3"),
 ]  # fmt: skip
 
 MORE_CHANGES = [
     (TRAIN, "mine.py", "by=2", "by=3", "mine.scaled.decorator.by 2 -> 3"),
-    (TRAIN, "mine.py", "x + 10", "x + 11", "function mine.loss was edited"),
-    (TRAIN, "mine.py", "* by", "+ by", "function mine.scaled.decorator.inner was edited"),
-    (TRAIN, "mine.py", "FAST = 1", "FAST = 3", "mine.MODE <Mode.FAST: 1> -> <Mode.FAST: 3>"),
+    (TRAIN, "mine.py", "x + 10", "x + 11", "module mine was edited"),
+    (TRAIN, "mine.py", "* by", "+ by", "module mine was edited"),
+    (TRAIN, "mine.py", "FAST = 1", "FAST = 3", "mine.MODE changed"),
     (TRAIN, "mine.py", "nn.ReLU: 2", "nn.ReLU: 4", "mine.RULES changed"),
-    (TRAIN, "mine.py", '{"a", "b", "c"}', '{"a", "b"}', "mine.TAGS ['a', 'b', 'c'] -> ['a', 'b']"),
+    (TRAIN, "mine.py", '{"a", "b", "c"}', '{"a", "b"}', "mine.TAGS changed"),
     (TRAIN, "mine.py", "range(200)", "range(201)", "mine.NAMES changed"),
-    (TRAIN, "mine.py", "lambda x: x * 2", "lambda x: x * 3", "function mine.<lambda> (2) was edited"),
+    (TRAIN, "mine.py", "lambda x: x * 2", "lambda x: x * 3", "module mine was edited"),
     (TRAIN, "mine.py", "weight, 0.5", "weight, 0.25", "mine.MODEL changed"),
     (TRAIN, "mine.py", "nn.ReLU())", "nn.Tanh())", "mine.MODEL changed"),
-    (TRAIN, "mine.py", '3, act="relu")', '3, act="tanh")', "mine.PART(act) 'relu' -> 'tanh'"),
+    (TRAIN, "mine.py", '3, act="relu")', '3, act="tanh")', "mine.PART changed"),
     (TRAIN, "mine.py", "kind.tag = 7", "kind.tag = 8", "mine.Config.tag 7 -> 8"),
-    (TRAIN, "mine.py", "[8, 8]", "[8, 9]", "mine.CONFIG.sizes [8, 8] -> [8, 9]"),
-    (TRAIN, "mine.py", "self.sizes * 2", "self.sizes * 3", "function mine.Config.double was edited"),
-    (TRAIN, "mine.py", "return 5", "return 6", "function mine.Config.helper was edited"),
-    (TRAIN, "mine.py", "self.p = 0.5", "self.p = 0.6", "mine.AUGMENT.p 0.5 -> 0.6"),
-    (TRAIN, "mine.py", "self.every = 3", "self.every = 4", "mine.Callback.fire.__self__.every 3 -> 4"),
-    (TRAIN, "pkg/__init__.py", "31", "32", "function pkg.star was edited"),
-    (TRAIN, "pkg/models.py", "n + 20", "n + 21", "function models.build was edited"),
-    (TRAIN, "pkg/base.py", "x * 6", "x * 7", "function base.Base.step was edited"),
+    (TRAIN, "mine.py", "[8, 8]", "[8, 9]", "mine.CONFIG changed"),
+    (TRAIN, "mine.py", "self.sizes * 2", "self.sizes * 3", "module mine was edited"),
+    (TRAIN, "mine.py", "return 5", "return 6", "module mine was edited"),
+    (TRAIN, "mine.py", "self.p = 0.5", "self.p = 0.6", "mine.AUGMENT changed"),
+    (TRAIN, "mine.py", "self.every = 3", "self.every = 4", "mine.FIRE changed"),
+    (TRAIN, "pkg/__init__.py", "31", "32", "module pkg was edited"),
+    (TRAIN, "pkg/models.py", "n + 20", "n + 21", "module models was edited"),
+    (TRAIN, "pkg/base.py", "x * 6", "x * 7", "module base was edited"),
     (TRAIN, "pkg/data.py", "LIMIT = 5", "LIMIT = 6", "data.LIMIT 5 -> 6"),
     ("mine.outer()", "mine.py", "width = 4", "width = 5", "mine.outer.width 4 -> 5"),
-    ("mine.outer()", "mine.py", "width + 100", "width + 101", "function mine.outer.helper was edited"),
+    ("mine.outer()", "mine.py", "width + 100", "width + 101", "module mine was edited"),
     ("mine.Loop(0.1)", "", "(0.1)", "(0.2)", "Loop.lr 0.1 -> 0.2"),
 ]  # fmt: skip
 
@@ -568,10 +568,12 @@ VALUES = {  # two versions of a global that a training function uses
     "dict order": ("{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}"),
     "dispatch": ("dispatched(lambda v: v + 1)", "dispatched(lambda v: v + 2)"),
     "metaclass": ("type('M', (type,), {'f': f1})('K', (), {})", "type('M', (type,), {'f': f2})('K', (), {})"),
+    "lambdas": ("[lambda v: v + 1, lambda v: 2 * v]", "[lambda v: 2 * v, lambda v: v + 1]"),
+    "object with a lock": ("Locked(1)", "Locked(2)"),
     "default dtype": ("1", "torch.set_default_dtype(torch.float64) or 1"),
 }
 IMPORTS = """
-import ctypes, io, random, re
+import ctypes, io, random, re, threading
 from collections import deque
 from functools import singledispatch
 import numpy as np, polars, torch
@@ -581,6 +583,8 @@ except ImportError:
     pass
 def f1(cls): return 1
 def f2(cls): return 2
+class Locked:
+    def __init__(self, rate): self.rate, self.lock = rate, threading.Lock()
 def dispatched(function):
     generic = singledispatch(lambda v: 0)
     generic.register(int, function)
@@ -622,9 +626,9 @@ CELLS = {
 CELL_EDITS = [
     ("LR = 0.1", "LR = 0.2", ["notebook.LR 0.1 -> 0.2"]),
     ("width = 8", "width = 9", ["notebook.Net.width 8 -> 9"]),
-    ("x * 2", "x * 3", ["function notebook.Net.forward was edited"]),
-    ("nn.Module", "nn.Linear", ["class notebook.Net was edited"]),
-    ("return LR", "return -LR", ["function notebook.train was edited"]),
+    ("x * 2", "x * 3", ["module notebook was edited"]),
+    ("nn.Module", "nn.Linear", ["module notebook was edited"]),
+    ("return LR", "return -LR", ["module notebook was edited"]),
     ("model = 3", "model = 4", []),  # another variable than that of the function
     ("Doc.", "Text.", []),
     ("LOG = []", "LOG = [1]", []),
@@ -681,7 +685,7 @@ def test_a_global_that_another_function_fills_is_state_but_a_variable_of_the_sam
     assert fingerprint(uses_what_another_function_loads) == before
     monkeypatch.setitem(OPTIONS, "lr", 0.5)
     changes = differences(before, fingerprint(uses_what_another_function_loads))
-    assert changes == ["test_code_version.OPTIONS['lr'] 0.1 -> 0.5"]
+    assert changes == ["test_code_version.OPTIONS changed"]
 
 
 @pytest.mark.usefixtures("fresh_modules")

@@ -341,7 +341,7 @@ def test_the_plugin_of_the_page_resumes_after_sigkill_to_the_same_records(folder
     del sys.modules["convmixer"]
     status, _, said = command(*arguments)
     assert status == 2
-    assert "24 of 24 runs" in said and "function convmixer.convmixer" in said and "--keep-old" in said
+    assert "24 of 24 runs" in said and "module convmixer was edited" in said and "--keep-old" in said
     del sys.modules["convmixer"]
     assert command(*arguments, "--keep-old")[0] == 0
 
@@ -538,4 +538,4 @@ def test_records_of_an_edited_optimizer_are_refused(folder: Path, command) -> No
     (folder / "fading.py").write_text(FADING.replace("k**0.5", "k**0.25"))
     del sys.modules["fading"]
     status, _, said = command(*arguments)
-    assert status == 2 and "1 of 1 runs" in said and "FadingSGD" in said
+    assert status == 2 and "1 of 1 runs" in said and "module fading was edited" in said

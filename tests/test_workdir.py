@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -50,6 +51,30 @@ def test_runs_read_what_they_wrote_unless_they_share(
     _, printed, _ = command("measure", "runs/x", "--metric", "val_loss")
     words = "runs changed files that all runs share: best.json; a run may have read another's"
     assert (words in " ".join(printed.split())) == (not is_own)
+
+
+def meet(init, tracker, pipes: Path) -> None:
+    """Write a file, wait until the other run has written its own, and read it before either run ends."""
+    Path("best.json").write_text(json.dumps(init.scale))
+    modes = ("w", "r") if init.scale == 1.0 else ("r", "w")
+    for pipe, mode in zip("ab", modes, strict=True):
+        with (pipes / pipe).open(mode):  # waits until the other run opens the other end
+            own = json.loads(Path("best.json").read_text())
+    tracker.end_epoch(val_loss=own)
+
+
+def test_runs_that_overlap_in_time_do_not_see_each_others_files(tmp_path: Path, monkeypatch) -> None:
+    project, pipes = tmp_path / "project", tmp_path / "pipes"
+    for folder in (project, pipes):
+        folder.mkdir()
+    for name in "ab":
+        os.mkfifo(pipes / name)
+    monkeypatch.chdir(project)
+    train = functools.partial(meet, pipes=pipes)
+    # One after the other, the first would wait for ever: it is then a crashed run.
+    result = initmem.run(train, [1.0, 2.0], [0], "runs", workers=2, timeout=300, progress=False)
+    assert {r.run.scale: r.history["val_loss"].tolist() for r in result.records} == {1.0: [1.0], 2.0: [2.0]}
+    assert not (project / "best.json").exists()
 
 
 PROGRAM = """

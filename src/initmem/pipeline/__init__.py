@@ -14,10 +14,9 @@ def schedule_of(recipe: AnyRecipe) -> tuple[Schedule, int]:
     """What fixes the learning rates of a recipe, and on how many examples it trains; known before any run."""
     if recipe.is_pipeline:
         from initmem.theory import lab
-        from initmem.theory.lab import LinearSettings, linear_task
 
         if recipe.get("pipeline") == lab.PIPELINE:
-            return LinearSettings.of(recipe), len(linear_task().x)
+            return lab.LinearSettings.of(recipe), len(lab.linear_task().x)
     network = recipe.network
     return network, sizes(network).n_train
 
@@ -30,7 +29,6 @@ def bundled_pipeline(study: Study) -> Pipeline | None:
     if not any(recipe.is_pipeline for recipe in study.recipes):
         return None
     from initmem.theory import lab
-    from initmem.theory.lab import LinearSettings
 
     for recipe in study.recipes:
         if (name := recipe.get("pipeline")) != lab.PIPELINE:
@@ -38,5 +36,5 @@ def bundled_pipeline(study: Study) -> Pipeline | None:
                 f"pipeline = {name!r} (allowed in a study file: {lab.PIPELINE}, in all of its recipes; "
                 "your own program with --command)"
             )
-        LinearSettings.of(recipe)
+        lab.LinearSettings.of(recipe)
     return Pipeline(lab.train, lab.PACK, schedule_of)

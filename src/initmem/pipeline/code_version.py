@@ -2,12 +2,13 @@
 
 A fingerprint maps names to short texts:
 
-    {"trained by": "mine.train", "function mine.train": "9f2c...", "function mine.helper": "77ab...",
-     "mine.EPOCHS": "20", "argument lr": "0.2", "package torch": "2.13.0"}
+    {"trained by": "mine.train", "module mine": "9f2c...", "module helpers": "77ab...",
+     "mine.EPOCHS": "20", "mine.CONFIG": "dict #41c0...", "argument lr": "0.2", "package torch": "2.13.0"}
 
 It starts from the training function and follows every name that the code uses to functions, classes and
-values of the same project. Code counts as parsed. Values count as they are now: closures, defaults, globals,
-the arguments of a partial, the attributes of an object. Installed packages count by their version. A module
+values of the same project. Of each module, the parsed source of what is reached counts. Values count as they
+are now: closures, defaults, globals, the arguments of a partial, the attributes of an object. They are
+compared by `joblib.hash`, short plain ones as they are. Installed packages count by their version. A module
 that is imported within a function counts as a whole file.
 
 What the code itself changes while it trains (a cache, a log, a counter) is state, not a setting. Of a global
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import enum
 import functools
 import importlib.metadata
 import inspect
@@ -28,7 +28,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import joblib
@@ -45,11 +45,8 @@ from initmem.pipeline.source import Fingerprint, Uses
 from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"
-MOST_ENTRIES = 60  # of a dict that is shown entry by entry
-SCALARS = (
-    *(bool, int, float, complex, str, bytes, types.NoneType, range, slice),
-    *(PurePath, enum.Enum, np.generic, torch.dtype, torch.device),
-)
+LONGEST = 80  # characters of a value that is shown as it is
+SCALARS = (bool, int, float, complex, str, bytes, types.NoneType)
 COLLECTIONS = (list, tuple, dict, set, frozenset)
 CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -61,6 +58,9 @@ def fingerprint(*functions: object, watch: Iterable[str | Path] = ()) -> Fingerp
     for function in functions:
         walk.callable(function)
     walk.read_globals()
+    for module, parts in sorted(walk.parts.items()):
+        version = source.digest("\n".join(dict.fromkeys(parts)))
+        source.note(walk.entries, f"module {source.short_name(module)}", version)
     source.note_files(walk.entries, watch)
     if (dtype := torch.get_default_dtype()) != torch.float32:
         walk.entries["default dtype of torch"] = str(dtype)
@@ -91,7 +91,7 @@ def plugin_fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
 
 def unhashed_note(version: Fingerprint) -> str:
     """What a fingerprint cannot cover, as one sentence; empty where it covers everything."""
-    names = [name for name, text in version.items() if text.endswith(UNHASHABLE)]
+    names = [name for name, text in version.items() if text.startswith(UNHASHABLE)]
     return f"{UNHASHABLE}, so that a change to it goes unnoticed: {', '.join(names)}" if names else ""
 
 
@@ -100,19 +100,20 @@ class _Walk:
 
     def __init__(self) -> None:
         self.entries: Fingerprint = {}
+        self.parts: dict[str, list[str]] = defaultdict(list)  # versions of functions and classes, by module
         self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
         self._files: set[Path] = set()
-        self._uses: dict[str, Uses] = defaultdict(set)  # of globals, by module
+        self._uses: dict[tuple[str, str], set[str]] = defaultdict(set)  # of globals, by module and name
         self._globals: list[tuple[types.FunctionType, str]] = []  # to read once all uses are known
 
     def callable(self, thing: object) -> None:
         """Enter what is called to train: a function, a partial, a bound method or an object."""
         if isinstance(thing, functools.partial):
-            for key, value in _arguments(thing):
+            for key, value in (*enumerate(thing.args, start=1), *thing.keywords.items()):
                 self.value(f"argument {key}", value)
             self.callable(thing.func)
             return
-        self._note("trained by", source.qualified_name(thing))
+        source.note(self.entries, "trained by", source.qualified_name(thing))
         if isinstance(thing, types.FunctionType | type):
             self.code(thing)
             return
@@ -121,17 +122,18 @@ class _Walk:
         if isinstance(thing, types.MethodType):
             owner, method = thing.__self__, thing.__func__
         kind = owner if isinstance(owner, type) else type(owner)
-        uses: Uses = set()
+        uses: Uses = defaultdict(set)
         waiting, reached = [method], set()
         while waiting:  # the method, and those of the same class that it may call
             function = waiting.pop()
             if isinstance(function, types.FunctionType) and function not in reached:
                 reached.add(function)
-                uses |= source.uses_of(source.definition(function.__code__), {"self"})
+                for name, hows in source.uses_of(source.definition(function.__code__), {"self"}).items():
+                    uses[name] |= hows
                 called = source.names_used(function.__code__)[1]
                 waiting += [inspect.getattr_static(kind, name, None) for name in called]
         for name, value in _attributes(owner).items():
-            self._setting(f"{kind.__name__}.{name}", value, _hows(uses, f"self.{name}"))
+            self._setting(f"{kind.__name__}.{name}", value, uses[f"self.{name}"])
         self.code(kind)
 
     # -- code
@@ -161,17 +163,18 @@ class _Walk:
         code, module = function.__code__, source.module_of(function)
         label = source.short_name(module)
         name = f"{label}.{code.co_qualname.replace('.<locals>', '')}"  # functools.wraps changes __qualname__
-        self._note(f"function {name}", source.function_digest(code))
+        self.parts[module].append(f"{name} {source.code_digest(code)}")
         node = source.definition(code)
         loaded, attributes = source.names_used(code)
         uses = source.uses_of(node, {*loaded, *code.co_freevars})
-        self._uses[module] |= uses
+        for key, hows in uses.items():
+            self._uses[module, key] |= hows
         for parameter in inspect.signature(function, follow_wrapped=False).parameters.values():
             if parameter.default is not parameter.empty:
                 self.value(f"default {name}({parameter.name})", parameter.default)
         for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if (value := _content(cell)) is not function:
-                self._setting(f"{name.rpartition('.')[0]}.{key}", value, _hows(uses, key))
+                self._setting(f"{name.rpartition('.')[0]}.{key}", value, uses[key])
         for imported in source.imported(node) if node else ():
             # By its file: the same whether it is loaded yet or not.
             if paths := source.module_files(imported, Path(code.co_filename).parent):
@@ -188,8 +191,9 @@ class _Walk:
                 self._globals.append((function, key))
 
     def _class(self, kind: type) -> None:
-        """A class: each method, its plain attributes, the rest of its body, and its bases."""
-        name = f"{source.short_name(kind.__module__)}.{kind.__qualname__.replace('.<locals>', '')}"
+        """A class with its bases, what its methods refer to, and plain attributes as they are now."""
+        name = source.qualified_name(kind)
+        self.parts[kind.__module__].append(f"{name} {source.code_digest(kind)}")
         for key, value in sorted(vars(kind).items()):
             inner = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
             if isinstance(inner, types.FunctionType | type) and inner.__module__ == kind.__module__:
@@ -198,11 +202,6 @@ class _Walk:
                     self.code(inner)
             elif isinstance(value, (bool, int, float, str, *COLLECTIONS)) and not key.startswith("__"):
                 self.value(f"{name}.{key}", value)
-        if isinstance(node := source.definition(kind), ast.ClassDef):
-            text = source.class_digest(node)
-        else:
-            text = ", ".join(map(source.qualified_name, kind.__bases__))
-        self._note(f"class {name}", text)
         for base in (*kind.__bases__, type(kind)):
             self.code(base)
 
@@ -230,23 +229,19 @@ class _Walk:
         """Enter the global values that functions use, and what they lead to in turn."""
         for function, key in self._globals:  # grows on the way
             module, value = source.module_of(function), function.__globals__[key]
-            hows = _hows(self._uses[module], key)
-            if source.is_state(value, hows) or isinstance(value, GENERATORS):
-                self._initial(module, key)
-            else:
-                self._setting(f"{source.short_name(module)}.{key}", value, hows)
-
-    def _initial(self, module: str, key: str) -> None:
-        """What a global begins with that the code goes on to change; nothing where that is empty."""
-        try:
-            tree = parsed(inspect.getsource(sys.modules[module]))
-        except (OSError, TypeError, KeyError):
-            return  # a notebook has no such source
-        for statement in tree.body if tree else ():
-            match statement:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == key:
-                    if any(isinstance(part, ast.Constant) for part in ast.walk(value)):
-                        self._note(f"{source.short_name(module)}.{key}", source.shortened(ast.unparse(value)))
+            name, hows = f"{source.short_name(module)}.{key}", self._uses[module, key]
+            if not source.is_state(value, hows) and not isinstance(value, GENERATORS):
+                self._setting(name, value, hows)
+                continue
+            try:
+                tree = parsed(inspect.getsource(sys.modules[module]))
+            except (OSError, TypeError, KeyError):
+                continue  # a notebook has no such source
+            for statement in tree.body if tree else ():
+                match statement:  # what it begins with; nothing where that is empty
+                    case ast.Assign(targets=[ast.Name(id=target)], value=initial) if target == key:
+                        if any(isinstance(part, ast.Constant) for part in ast.walk(initial)):
+                            self.value(name, ast.unparse(initial))
 
     def _setting(self, name: str, value: object, hows: set[str]) -> None:
         """A value that is not state, without entries that the code writes, as in CONFIG["lr"] = rate."""
@@ -257,37 +252,33 @@ class _Walk:
         self.value(name, value)
 
     def value(self, name: str, value: Any) -> None:
-        """Enter a value: readable where it is small, by its hash where it is large."""
-        if isinstance(value, functools.partial):
-            for key, part in _arguments(value):
-                self.value(f"{name}({key})", part)
-            self.value(f"{name}.func", value.func)
-        elif _is_code(value) or isinstance(value, types.MethodType):
-            self._note(name, source.qualified_name(value))
-            self._reach(value)
-        elif isinstance(value, types.ModuleType):
+        """Enter a value: as Python writes it where it is short and plain, else by its hash."""
+        if isinstance(value, types.ModuleType):
             self._module(value, set())
-        elif _is_small_dict(value):
-            for key, part in value.items():
-                self.value(f"{name}[{key!r}]", part)
-            if list(value) != sorted(value, key=repr):
-                self._note(f"order of {name}", source.shortened(repr(list(value))))
-        elif (text := _short_text(value)) is not None:
-            self._note(name, text)
-        elif _is_expandable(value):
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
-                self.code(type(value))
-                for key, part in _attributes(value).items():
-                    self.value(f"{name}.{key}", part)
+            return
+        if _is_code(value):
+            text = source.qualified_name(value)
+            self._reach(value)
+        elif isinstance(value, SCALARS) and len(repr(value)) <= LONGEST:
+            text = repr(value)
         else:
-            self._note(name, f"{type(value).__name__} {self._hash(value)}")
+            text = self._hash(name, value)
+        if text:
+            source.note(self.entries, name, text)
 
-    def _hash(self, value: object) -> str:
+    def _hash(self, name: str, value: object) -> str:
+        """The hash of a value; of an object of the project that has none, enter what it holds."""
         try:
-            return f"#{_Hasher(self._reach).hash(value)[:16]}"
+            return f"{type(value).__name__} #{_Hasher(self._reach).hash(value)[:16]}"
         except Exception:  # whatever an object raises that cannot be pickled
-            return UNHASHABLE
+            if not source.is_project(type(value).__module__):
+                return UNHASHABLE
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self.code(type(value))
+            for key, part in _attributes(value).items():
+                self.value(f"{name}.{key}", part)
+        return ""
 
     def _reach(self, thing: object) -> None:
         """Enter code that is part of a value."""
@@ -299,9 +290,6 @@ class _Walk:
             self.code(inner)
         elif thing is not None:
             self._package(str(getattr(thing, "__module__", None) or "builtins"))
-
-    def _note(self, name: str, text: str) -> None:
-        source.note(self.entries, name, text)
 
 
 class _Hasher(NumpyHasher):  # type: ignore[misc]
@@ -340,50 +328,16 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
 
 def _is_code(thing: object) -> bool:
     """Functions and classes, also under a wrapper such as those of `functools.cache` and `jax.jit`."""
+    if isinstance(thing, types.MethodType):  # is hashed with its object
+        return False
     return isinstance(thing, CODE) or isinstance(getattr(thing, "__wrapped__", None), types.FunctionType)
-
-
-def _short_text(value: object) -> str | None:
-    """A small plain value as Python writes it; None for anything else."""
-    if isinstance(value, COLLECTIONS) and len(value) <= source.LONGEST:
-        text = repr(sorted(value, key=repr) if isinstance(value, set | frozenset) else value)
-        try:
-            ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            return None
-    elif isinstance(value, SCALARS):
-        text = repr(value)
-    else:
-        return None
-    return text if len(text) <= source.LONGEST else None
-
-
-def _is_small_dict(value: object) -> bool:
-    if not isinstance(value, dict) or not 0 < len(value) <= MOST_ENTRIES:
-        return False
-    return all(isinstance(key, str | int | enum.Enum | PurePath) for key in value)
-
-
-def _is_expandable(value: object) -> bool:
-    """Objects of the project's classes, and plain holders such as argparse's Namespace."""
-    if isinstance(value, (np.ndarray, torch.Tensor, torch.nn.Module, *COLLECTIONS)):
-        return False
-    kind = type(value)
-    is_holder = source.is_project(kind.__module__) or kind.__name__ in ("Namespace", "SimpleNamespace")
-    return is_holder and bool(_attributes(value))
 
 
 def _attributes(owner: object) -> dict[str, Any]:
     """What an object holds, in its `__dict__` and its slots."""
-    if isinstance(owner, type):
-        return {}
-    state = object.__getstate__(owner)
+    state: Any = {} if isinstance(owner, type) else object.__getstate__(owner)
     parts = state if isinstance(state, tuple) else (state,)
     return dict(sorted(item for part in parts if part for item in part.items()))
-
-
-def _arguments(partial: functools.partial[Any]) -> list[tuple[int | str, Any]]:
-    return [*enumerate(partial.args, start=1), *partial.keywords.items()]
 
 
 def _content(cell: types.CellType) -> object:
@@ -391,10 +345,6 @@ def _content(cell: types.CellType) -> object:
         return cell.cell_contents
     except ValueError:
         return None  # not bound yet
-
-
-def _hows(uses: Uses, name: str) -> set[str]:
-    return {how for used, how in uses if used == name}
 
 
 @functools.cache

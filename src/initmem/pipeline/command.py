@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,11 @@ from initmem.study_file import listed, load_study, override, own_study
 
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 GIVEN = ("scale", "seed", "history", "run", "gpu")
-NEEDED = ("scale", "history")
 TAIL = 4000  # characters of the last output of a failed program
 POLL_SECONDS = 0.2  # between two reads of what a program has written
 GRACE_SECONDS = 5.0  # that a program has to end after SIGTERM
+# Bound before any fork: the child may do next to nothing there.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 class ProgramError(Exception):
@@ -79,7 +81,7 @@ def parse(command: str, *, n_seeds: int = 1, declared: Iterable[str] | None = No
         raise ConfigError(
             f"command: {braces} ({allowed(names)}; --set {name}=... declares it; a literal brace is doubled)"
         )
-    needed = [*NEEDED, *(["seed"] if n_seeds > 1 else [])]
+    needed = ["scale", "history", *(["seed"] if n_seeds > 1 else [])]
     for name in needed:
         if name not in used:
             raise ConfigError(f"command = {command!r}: no {{{name}}} in it (needed: {', '.join(needed)})")
@@ -95,10 +97,8 @@ def placeholders(parts: Iterable[str]) -> set[str]:
 
 def name_of(parts: Sequence[str]) -> str:
     """A name for what a command runs: its script, or its program."""
-    for part in parts:
-        if part.endswith(".py") and "{" not in part:
-            return Path(part).stem
-    return Path(parts[0]).name
+    scripts = (Path(part).stem for part in parts if part.endswith(".py") and "{" not in part)
+    return next(scripts, Path(parts[0]).name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,32 +126,24 @@ class CommandTrainer:
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
             seconds = time.perf_counter() - started
-            about = _told(folder) | opened_by_program(log, workdir, began) | changes_in(workdir)
+            # What `Init.apply` and the tracker of a program left for its record; it need not have them.
+            init, tracker = (folder / name for name in (INIT_FILE, TRACKER_FILE))
+            models = list(dict.fromkeys(init.read_text().splitlines())) if init.exists() else []
+            about: dict[str, Any] = json.loads(tracker.read_text()) if tracker.exists() else {}
+            about |= {"scale_used": True, "applied": bool(models)}  # {scale} is in the command
+            about["init"] = [json.loads(line) for line in models[:MOST_MODELS]]
+            about |= opened_by_program(log, workdir, began) | changes_in(workdir)
             return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
-        values: dict[str, Any] = run.recipe.settings()
-        values |= {"scale": run.scale, "seed": run.seed, "history": history, "run": run.id}
-        values |= {"gpu": os.environ.get(GPU_SLOT)}
+        given = (run.scale, run.seed, history, run.id, os.environ.get(GPU_SLOT))
+        values = run.recipe.settings() | dict(zip(GIVEN, given, strict=True))
 
         def filled(match: re.Match[str]) -> str:
             return str(values[match[1]]) if match[1] else match[0][0]
 
         return [PLACEHOLDER.sub(filled, part) for part in self.parts]
-
-
-def _told(folder: Path) -> dict[str, Any]:
-    """What `Init.apply` and the tracker of a program left for its record; a program need not have them."""
-    init, tracker = (folder / name for name in (INIT_FILE, TRACKER_FILE))
-    models = list(dict.fromkeys(init.read_text().splitlines() if init.exists() else []))
-    seen: dict[str, Any] = json.loads(tracker.read_text()) if tracker.exists() else {}
-    # The command has {scale} in it, or it would have been refused.
-    return seen | {
-        "scale_used": True,
-        "applied": bool(models),
-        "init": [json.loads(line) for line in models[:MOST_MODELS]],
-    }
 
 
 class Reader:
@@ -193,23 +185,23 @@ class Reader:
         except ValueError:
             shown = line[:80].decode(errors="replace")
             raise ProgramError(f"line {self._line} of the history is not JSON: {shown!r}") from None
-        if isinstance(content, dict) and self._took_predictions(content):
+        row = dict(content) if isinstance(content, dict) else {}
+        if self._took_predictions(row):
             return
-        final = content.pop("final", None) if isinstance(content, dict) else None
-        epoch = content.pop("epoch", None) if isinstance(content, dict) else None
-        if not isinstance(content, dict) or not (final or content):
-            shown = f"line {self._line} of the history is {json.loads(line)!r}"
+        final, epoch = row.pop("final", None), row.pop("epoch", None)
+        if not (final or row):
+            shown = f"line {self._line} of the history is {content!r}"
             raise ProgramError(f"{shown} (allowed: an object of numbers)")
         try:
             if isinstance(final, dict):
-                self.tracker.finish(**content, **final)
+                self.tracker.finish(**row, **final)
             else:
                 self._epochs += 1
                 if epoch not in (None, self._epochs):
                     raise ConfigError(
                         f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)"
                     )
-                self.tracker.add_row(content if final is None else content | {"final": final})
+                self.tracker.add_row(row if final is None else row | {"final": final})
         except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
             raise ProgramError(f"line {self._line} of the history: {error}") from None
 
@@ -242,7 +234,8 @@ def _run(
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,
-        preexec_fn=_die_with_worker if _prctl else None,
+        # A killed worker takes its program with it (1: PR_SET_PDEATHSIG).
+        preexec_fn=partial(_prctl, 1, signal.SIGTERM) if _prctl else None,
     ) as program:
         try:
             while True:
@@ -266,16 +259,6 @@ def _end(program: subprocess.Popen[bytes]) -> None:
                 time.sleep(0.02)
             continue
         return
-
-
-# Bound before any fork: the child may do next to nothing there.
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-
-def _die_with_worker() -> None:
-    """A killed worker takes its program with it (1: PR_SET_PDEATHSIG)."""
-    if _prctl is not None:
-        _prctl(1, signal.SIGTERM)
 
 
 def study_of(

@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -30,7 +30,7 @@ from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.intervention import NONE, Intervention
 from initmem.measures.provenance import MOST_MODELS, MOST_ROWS, Applied, Treated
 from initmem.plots import tables
-from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
+from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
@@ -216,19 +216,23 @@ class Init:
         return self._rng.standard_normal(shape) * self._drawing.bias_std
 
     def describe(
-        self,
-        model: Any,
-        *,
-        draw: Draw = "own",
-        kernels: Kernels = None,
-        bias_std: float | None = None,
+        self, model: Any, *, draw: Draw = "own", kernels: Kernels = None, bias_std: float | None = None
     ) -> InitTable:
         """What `apply(model, draw=..., kernels=..., bias_std=...)` would do to every parameter.
 
         The model is not changed.
         """
-        recipe = self._rules(draw, bias_std)
-        parameters = variables(model, kernels)
+        if draw not in get_args(Draw):
+            raise ConfigError(f"draw = {draw!r} ({allowed(get_args(Draw))})")
+        given = self.run.recipe.changes() | ({} if bias_std is None else {"bias_std": bias_std})
+        for name in DRAWN_ONLY if draw == "own" else ():
+            if name in given:
+                raise ConfigError(
+                    f"{name} = {given[name]!r}: the model keeps its own initialization "
+                    "(allowed with init.apply(model, draw='fan-in'))"
+                )
+        recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
+        parameters = parameters_of(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
             names = ", ".join(v.name for v in parameters) or "it has none"
             raise ModelError(
@@ -248,26 +252,8 @@ class Init:
             tuple(parameters), sizes, own, frozenset(scaled), draw, self.run.scale, kernels is not None
         )
 
-    def _rules(self, draw: Draw, bias_std: float | None) -> Recipe:
-        """The fields of initialization; those that need drawn weights are refused without them."""
-        if draw not in get_args(Draw):
-            raise ConfigError(f"draw = {draw!r} ({allowed(get_args(Draw))})")
-        given = self.run.recipe.changes() | ({} if bias_std is None else {"bias_std": bias_std})
-        for name in DRAWN_ONLY if draw == "own" else ():
-            if name in given:
-                raise ConfigError(
-                    f"{name} = {given[name]!r}: the model keeps its own initialization "
-                    "(allowed with init.apply(model, draw='fan-in'))"
-                )
-        return self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
-
     def apply(
-        self,
-        model: Model,
-        *,
-        draw: Draw = "own",
-        kernels: Kernels = None,
-        bias_std: float | None = None,
+        self, model: Model, *, draw: Draw = "own", kernels: Kernels = None, bias_std: float | None = None
     ) -> Model:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
@@ -328,23 +314,19 @@ class Init:
         if function is not None:
             made = function(model) if epoch == 0 else function(model, optimizer)
             return model if made is None else cast("Model", made)
-        chosen = self._with_roles(model) if variables is None else list(variables)
+        chosen = list(variables or ())
+        if variables is None:  # with the kernels that `apply` was told about
+            before = {v.name: v for table in self.tables for v in table.variables}
+            pairs = [(v, before.get(v.name, v)) for v in parameters_of(model)]
+            chosen = [replace(v, role=told.role, fan_in=told.fan_in) for v, told in pairs]
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
         moments = None if optimizer is None else _optimizer_tensors(optimizer)
         rules.intervene(self.run, epoch, chosen, tensors, moments)
         if variables is None and is_pytree(model):
             from initmem.pipeline.jax import rebuilt
 
-            return cast("Model", rebuilt(tuple(chosen)))
+            return cast("Model", rebuilt(chosen))
         return model
-
-    def _with_roles(self, model: Any) -> list[Variable]:
-        """The variables of a model, with the kernels that `apply` was told about."""
-        before = {v.name: v for table in self.tables for v in table.variables}
-        return [
-            replace(v, role=before[v.name].role, fan_in=before[v.name].fan_in) if v.name in before else v
-            for v in variables(model)
-        ]
 
     def check_intervened(self, epochs: int) -> None:
         """Raise if the intervention of the run was due and never made: it would look like none."""
@@ -369,11 +351,6 @@ class Init:
         models = [table.applied().model_dump(mode="json") for table in self.tables[:MOST_MODELS]]
         return [model for i, model in enumerate(models) if model not in models[:i]]
 
-    def kernels(self) -> Iterator[Variable]:
-        """The kernels of all models it was applied to."""
-        for table in self.tables:
-            yield from (v for v in table.variables if v.role == "kernel")
-
 
 def told_path(name: str) -> Path | None:
     """Where a program leaves a file for `initmem run --command`; None: nobody asked."""
@@ -395,7 +372,7 @@ def _own_deviation(variable: Variable) -> float | None:
 # -- the parameters of a model of any framework -----------------------------------------------------------
 
 
-def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
+def parameters_of(model: Any, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a model once, in the order in which initialization draws them.
 
     `kernels` says which parameters count as kernels: module types and patterns of parameter names in any
@@ -432,8 +409,3 @@ def is_pytree(model: Any) -> bool:
     from initmem.pipeline.jax import has_parameters
 
     return has_parameters(model)
-
-
-def fan_in_of_all_but_last(value: Any) -> float:
-    """The fan-in of a kernel of shape (in, ..., out), as in `x @ kernel`."""
-    return float(math.prod(value.shape[:-1]))

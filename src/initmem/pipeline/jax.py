@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.errors import ConfigError, ModelError
-from initmem.pipeline.init import fan_in_of_all_but_last
+from initmem.errors import ConfigError
 from initmem.train.variables import Kernels, Parameter, Place, Variable, classified, looks_like_norm
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
@@ -39,18 +38,14 @@ PROJECTIONS = ("query", "key", "value")  # of attention in flax: (in, heads, fea
 
 def learning_rate(state: Any) -> float:
     """The learning rate of the last update, from the state of an `optax.inject_hyperparams` optimizer."""
-    rate = _rate_in(state)
-    if rate is None:
-        raise ConfigError("state: no learning rate in it (allowed: optax.inject_hyperparams(optimizer)(...))")
-    return float(rate)
-
-
-def _rate_in(state: Any) -> Any:
-    hyperparams = getattr(state, "hyperparams", None)
-    if isinstance(hyperparams, dict) and "learning_rate" in hyperparams:
-        return hyperparams["learning_rate"]
-    parts = state if isinstance(state, tuple | list) else ()
-    return next((rate for part in parts if (rate := _rate_in(part)) is not None), None)
+    waiting = [state]
+    while waiting:
+        part = waiting.pop(0)
+        hyperparams = getattr(part, "hyperparams", None)
+        if isinstance(hyperparams, dict) and "learning_rate" in hyperparams:
+            return float(hyperparams["learning_rate"])
+        waiting[:0] = part if isinstance(part, tuple | list) else ()
+    raise ConfigError("state: no learning rate in it (allowed: optax.inject_hyperparams(optimizer)(...))")
 
 
 def has_parameters(tree: Any) -> bool:
@@ -60,35 +55,30 @@ def has_parameters(tree: Any) -> bool:
 
 def jax_variables(tree: Any, kernels: Kernels = None) -> list[Variable]:
     """Every array of floating-point numbers in a pytree once."""
-    leaves = Leaves(tree)
-    parameters = [
-        _parameter(tree, leaves, index) for index, value in enumerate(leaves.values) if _is_parameter(value)
-    ]
+    leaves, parameters = Leaves(tree), []
+    for index, (path, name, value) in enumerate(zip(leaves.paths, leaves.names, leaves.values, strict=True)):
+        if not _is_parameter(value):
+            continue
+        parent, key = _at(tree, path[:-1]), name.rpartition(".")[2]
+        has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
+        parameters.append(
+            Parameter(
+                name,
+                value,
+                layer=parent,
+                label=name,
+                is_norm=_is_norm(parent) or key == "scale" or has_scale,
+                is_bias=key in BIASES or "bias" in key or _is_listed_bias(parent, key, value),
+                is_frozen=False,
+                place=PytreePlace(leaves, index),
+            )
+        )
     return classified(parameters, kernels, _usual_fan_in)
 
 
-def _parameter(tree: Any, leaves: Leaves, index: int) -> Parameter:
-    name, parent = leaves.names[index], _at(tree, leaves.paths[index][:-1])
-    key = name.rpartition(".")[2]
-    has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
-    return Parameter(
-        name,
-        leaves.values[index],
-        layer=parent,
-        label=name,
-        is_norm=_is_norm(parent) or key == "scale" or has_scale,
-        is_bias=key in BIASES or "bias" in key or _is_listed_bias(parent, key, leaves.values[index]),
-        is_frozen=False,
-        place=PytreePlace(leaves, index),
-    )
-
-
-def rebuilt(variables: tuple[Variable, ...]) -> Any:
+def rebuilt(variables: Sequence[Variable]) -> Any:
     """The pytree of variables that were set."""
-    place = variables[0].place
-    if not isinstance(place, PytreePlace):
-        raise ModelError(f"{variables[0].name}: not a leaf of a pytree")
-    return place.leaves.tree()
+    return cast("PytreePlace", variables[0].place).leaves.tree()
 
 
 class Leaves:
@@ -175,7 +165,7 @@ def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:
         return None
     if len(shape) == 3 and path and path[-1] in PROJECTIONS:
         return float(shape[0])
-    return fan_in_of_all_but_last(value)
+    return float(math.prod(shape[:-1]))  # (in, ..., out), as in `x @ kernel`
 
 
 def _is_listed_bias(parent: Any, key: str, value: Any) -> bool:

@@ -27,18 +27,13 @@ from torch import Tensor
 from initmem.clocks import decay_rate
 from initmem.errors import ModelError
 from initmem.metric import metric_names
-from initmem.pipeline.init import fan_in_of_all_but_last
 from initmem.pipeline.tracker import Tracker
 from initmem.train.variables import Kernels, Parameter, Place, Variable, classified, looks_like_norm
 
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)
 
-NORMS = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-)
+NORMS = (keras.layers.BatchNormalization, keras.layers.GroupNormalization, keras.layers.LayerNormalization)
 
 
 class KerasTracker(keras.callbacks.Callback):  # type: ignore[misc]
@@ -144,23 +139,16 @@ def _usual_fan_in(name: str, variable: Any, layer: Any) -> float | None:
             return 1.0  # one row is looked up, not a sum over rows
         case "recurrent_kernel":
             return float(shape[0])
+        case "kernel" if isinstance(layer, keras.layers.EinsumDense):
+            inputs, output = layer.equation.split("->")
+            axes = zip(inputs.split(",")[1].strip(), shape, strict=True)
+            return float(math.prod(n for letter, n in axes if letter not in output))  # what is summed over
+        case "kernel" if isinstance(layer, TRANSPOSED):  # (..., out, in): a stride spreads the inputs thinner
+            return float(shape[-1] * max(math.prod(shape[:-2]) / math.prod(layer.strides), 1.0))
+        case "kernel" if isinstance(layer, DEPTHWISE):
+            return float(math.prod(shape[:-2]))
         case "depthwise_kernel":
             return float(math.prod(shape[:-2]))
-        case "pointwise_kernel":
-            return fan_in_of_all_but_last(variable)
-        case "kernel":
-            return _kernel_fan_in(layer, shape)
-        case _:
-            return None
-
-
-def _kernel_fan_in(layer: Any, shape: tuple[int, ...]) -> float:
-    if isinstance(layer, keras.layers.EinsumDense):  # what is summed over: letters that the output lacks
-        inputs, output = layer.equation.split("->")
-        letters = inputs.split(",")[1].strip()
-        return float(math.prod(n for letter, n in zip(letters, shape, strict=True) if letter not in output))
-    if isinstance(layer, DEPTHWISE):
-        return float(math.prod(shape[:-2]))
-    if isinstance(layer, TRANSPOSED):  # (..., out, in): a stride spreads the inputs thinner
-        return float(shape[-1] * max(math.prod(shape[:-2]) / math.prod(layer.strides), 1.0))
-    return float(math.prod(shape[:-1]))
+        case "pointwise_kernel" | "kernel":
+            return float(math.prod(shape[:-1]))
+    return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,9 @@ class UpdateClocks:
         for one in several:
             # Other optimizers normalize their gradients: their steps do not depend on the size of the loss.
             by = multiple if isinstance(one, torch.optim.SGD) else 1
-            self._hooks.append(one.register_step_post_hook(_Hook(self, first, one, by)))
+            # The momentum of Muon does not lengthen its steps.
+            inert = "muon" in type(one).__name__.lower()
+            self._hooks.append(one.register_step_post_hook(partial(self._after_step, first, by, inert)))
             self.weigh([group["params"] for group in one.param_groups], first)
             first += len(one.param_groups)
 
@@ -196,6 +199,23 @@ class UpdateClocks:
         group.decay += rate * penalty
         self._since += group.share * rate
 
+    def _after_step(
+        self, first: int, multiple: int, inert: bool, optimizer: torch.optim.Optimizer, *unused: object
+    ) -> None:
+        """Runs after every real step of an optimizer, whose groups are counted from `first`; to be quick."""
+        params = optimizer.param_groups
+        skipped = getattr(optimizer, "found_inf", None)  # fused steps in mixed precision
+        if skipped is not None and bool(skipped):
+            return
+        if len(self.groups) < first + len(params):  # a group was added while training
+            self.weigh([group["params"] for group in params], first)
+        for index, group in enumerate(params, start=first):
+            momentum = 0.0 if inert else group.get("momentum", 0.0)
+            penalty = decay_rate(self.penalty, group.get("weight_decay", 0.0))
+            self.add(self.groups[index], multiple * float(group["lr"]), momentum, penalty / multiple)
+        if first == 0:  # of several optimizers, the first one counts
+            self.end_update()
+
     def end_update(self) -> None:
         """Count a whole update, and sample the norm: more often at first, when it moves most."""
         self.updates += 1
@@ -225,32 +245,6 @@ class UpdateClocks:
         norms = torch._foreach_norm(values, 2, torch.float32) if half else torch._foreach_norm(values, 2)
         device = norms[0].device
         return torch.stack([norm.to(device) for norm in norms]).square().sum()
-
-
-class _Hook:
-    """Runs after every real step of one optimizer; made to be quick."""
-
-    def __init__(
-        self, clocks: UpdateClocks, first: int, optimizer: torch.optim.Optimizer, multiple: int
-    ) -> None:
-        self.clocks, self.first, self.multiple = clocks, first, multiple
-        # The momentum of Muon does not lengthen its steps.
-        self.inert = "muon" in type(optimizer).__name__.lower()
-
-    def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        clocks, params = self.clocks, optimizer.param_groups
-        skipped = getattr(optimizer, "found_inf", None)  # fused steps in mixed precision
-        if skipped is not None and bool(skipped):
-            return
-        if len(clocks.groups) < self.first + len(params):  # a group was added while training
-            clocks.weigh([group["params"] for group in params], self.first)
-        for index, group in enumerate(params, start=self.first):
-            momentum = 0.0 if self.inert else group.get("momentum", 0.0)
-            penalty = decay_rate(clocks.penalty, group.get("weight_decay", 0.0))
-            rate = self.multiple * float(group["lr"])
-            clocks.add(clocks.groups[index], rate, momentum, penalty / self.multiple)
-        if self.first == 0:  # of several optimizers, the first one counts
-            clocks.end_update()
 
 
 def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:

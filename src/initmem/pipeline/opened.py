@@ -33,14 +33,9 @@ _loaded: set[str] = set()  # files of modules from before: the fingerprint has w
 _is_on = _is_hooked = False
 
 
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if _is_on and event in ("open", "import"):
-        try:
-            what = sitecustomize.opened(event, args)
-        except Exception:  # user code goes first
-            return
-        if what is not None:
-            _opened.add(what)
+def _note(how: str, path: str) -> None:
+    if _is_on:
+        _opened.add((how, path))
 
 
 @contextmanager
@@ -49,7 +44,7 @@ def noting_files() -> Iterator[None]:
     global _is_hooked
     if not _is_hooked:  # a hook cannot be taken off again
         _loaded.update(str(getattr(module, "__file__", None)) for module in list(sys.modules.values()))
-        sys.addaudithook(_hook)
+        sitecustomize.watch(_note)
         _is_hooked = True
     _opened.clear()
     with noting(on=True):

@@ -60,14 +60,11 @@ class Result:
 
     def select(self, **settings: Any) -> Result:
         """The part of a grid that has these settings: `result.select(lr=0.1)`."""
-        chosen = [
-            recipe
-            for recipe in self.study.recipes
-            if all(recipe.get(name) == value for name, value in settings.items())
-        ]
+        recipes = self.study.recipes
+        chosen = tuple(r for r in recipes if all(r.get(name) == value for name, value in settings.items()))
         if not chosen:
             raise ConfigError(f"select({settings}): no such recipe ({allowed(self.study.labels())})")
-        return Result(self.store, replace(self.study, recipes=tuple(chosen)), fingerprint=self._fingerprint)
+        return Result(self.store, replace(self.study, recipes=chosen), fingerprint=self._fingerprint)
 
     @cached_property
     def records(self) -> list[RunRecord]:
@@ -118,9 +115,8 @@ class Result:
         rows = []
         for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
             records = [record for record in self.records if record.run.recipe == recipe]
-            rows += [
-                {"recipe": label, "metric": chosen} | at._asdict() for at in scale_means(records, chosen)
-            ]
+            means = scale_means(records, chosen)
+            rows += [{"recipe": label, "metric": chosen} | at._asdict() for at in means]
         return _frame(rows)
 
     def beta(self, metric: str | None = None) -> BetaCurve:
@@ -170,11 +166,8 @@ class Result:
         """Where a run stands: the settings that the recipes differ in, its scale and seed, its status."""
         run = record.run
         declared = [recipe.settings() for recipe in self.study.recipes]
-        varying = [
-            name
-            for name in dict.fromkeys(name for settings in declared for name in settings)
-            if len({str(settings.get(name)) for settings in declared}) > 1
-        ]
+        names = dict.fromkeys(name for settings in declared for name in settings)
+        varying = [name for name in names if len({str(settings.get(name)) for settings in declared}) > 1]
         settings = {name: run.recipe.get(name) for name in varying if name not in ("scale", "seed")}
         design: dict[str, Any] = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
         design |= {"intervention": run.level} if run.intervention else {}
@@ -210,8 +203,20 @@ class Result:
     @property
     def notes(self) -> list[str]:
         """What the reader should know next to the verdict."""
+        notes = [f"{line} (tracebacks: result.crashes)" for line in crash_lines(self.records)]
+        about = [record.provenance for record in self.records if record.status != "crashed"]
+        treated = [row for record in self.records for model in applied(record) for row in model.rows]
+        if strange := dict.fromkeys(row.name for row in treated if row.outcome == "not recognized"):
+            names = first_of(list(strange), 5, ", ")
+            notes.append(f"init.apply left as they are: {names} (`kernels` says what to scale)")
+        if about and not any(one.get("scale_used", True) for one in about):
+            used_by = "init.apply, init.kernel and init.scale do"
+            notes.append(f"not applicable: the pipeline never used the scale ({used_by})")
+        if errors := [str(one["on_epoch_error"]) for one in about if "on_epoch_error" in one]:
+            raised = f"on_epoch raised in {len(errors)} of {len(about)} runs, the first: {errors[0]}"
+            notes.append(f"{raised} (their training and their records are not affected)")
         code = [stale_note(self.records, lambda recipe: self._fingerprint), unhashed_note(self._fingerprint)]
-        return [*_notes(self.records), *filter(None, code)]
+        return [*notes, *run_notes(self.records), *filter(None, code)]
 
     def explain(self, metric: str | None = None, *, tolerance: float | None = None) -> str:
         """The memory of a metric with its verdict, what that means in one sentence, and the notes."""
@@ -248,24 +253,3 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
     import polars
 
     return polars.DataFrame(rows, infer_schema_length=None)
-
-
-def _notes(records: Sequence[RunRecord]) -> list[str]:
-    notes = [f"{line} (tracebacks: result.crashes)" for line in crash_lines(records)]
-    about = [record.provenance for record in records if record.status != "crashed"]
-    models = [model for record in records for model in applied(record)]
-    strange = dict.fromkeys(t.name for m in models for t in m.rows if t.outcome == "not recognized")
-    if strange:
-        names = first_of(list(strange), 5, ", ")
-        notes.append(f"init.apply left as they are: {names} (`kernels` says what to scale)")
-    if about and not any(one.get("scale_used", True) for one in about):
-        notes.append(
-            "not applicable: the pipeline never used the scale (init.apply, init.kernel and init.scale do)"
-        )
-    errors = [str(one["on_epoch_error"]) for one in about if "on_epoch_error" in one]
-    if errors:
-        notes.append(
-            f"on_epoch raised in {len(errors)} of {len(about)} runs, the first: {errors[0]} (their training "
-            "and their records are not affected)"
-        )
-    return notes + run_notes(records)

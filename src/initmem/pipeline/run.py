@@ -19,7 +19,6 @@ A run that raised or exited is in the store with its traceback.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import pickle
@@ -30,7 +29,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +60,7 @@ EngineName = Literal["local", "inline", "ray", "slurm"]
 Train = Callable[[Init, Tracker], object]
 OnEpoch = Callable[[Run, Row], None]
 GLOBAL = 1 << 41  # index of the stream that seeds the global generators: no epoch has it
+_unpacked = lru_cache(maxsize=1)(pickle.loads)
 
 
 def run(
@@ -139,7 +139,11 @@ def run(
         raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
     except ValueError:
         pass  # some callables have no signature
-    called = name or _name_of(train)
+    function: Any = train
+    while isinstance(function, partial):
+        function = function.func
+    own = str(getattr(function, "__name__", type(function).__name__))
+    called = name or ("pipeline" if own == "<lambda>" else own)
     if interventions and scales is not SCALES:
         raise ConfigError("scales and interventions in one study (allowed: one of them)")
     given = interventions if isinstance(interventions, Mapping) else {}
@@ -198,13 +202,6 @@ def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
     return engine_named(name, workers=workers, settings=settings)
 
 
-def _name_of(train: object) -> str:
-    while isinstance(train, functools.partial):
-        train = train.func
-    name = str(getattr(train, "__name__", type(train).__name__))
-    return "pipeline" if name == "<lambda>" else name
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineTrainer:
     """Trains runs by a function of user code."""
@@ -222,10 +219,10 @@ class PipelineTrainer:
         started, began = time.perf_counter(), time.time()
         init = Init.of(run, self.functions)
         order = int(generator(run.seed_of("order"), "order", GLOBAL).integers(1 << 62))
-        log = Log(self.on_epoch, run, self.project)
+        about: dict[str, Any] = {}
 
         def end_epoch(row: Row) -> None:
-            log(row)
+            self._log(run, row, about)
             on_epoch(run, row)
 
         tracker = Tracker(init, on_epoch=end_epoch, on_start=partial(seed_all, order))
@@ -247,35 +244,24 @@ class PipelineTrainer:
                 init=init.applied(),
                 scale_used=init.used,
                 applied=bool(init.tables),
-                **log.about(),
+                **about,
                 **opened_here(workdir, began),
                 **changes_in(workdir),
             )
 
-
-class Log:
-    """The user's callback of one run. It works where the study was started, and has no effect on training."""
-
-    def __init__(self, function: OnEpoch | None, run: Run, project: Path | None) -> None:
-        self._function, self._run, self._project = function, run, project
-        self._error = ""  # the first
-
-    def __call__(self, row: Row) -> None:
-        """Tell the callback of an epoch; what it raises is noted, and printed the first time."""
-        if self._function is None:
+    def _log(self, run: Run, row: Row, about: dict[str, Any]) -> None:
+        """Call the user's function where the study was started; it has no effect on training."""
+        if self.on_epoch is None:
             return
-        folder = self._project if self._project and self._project.is_dir() else Path.cwd()
+        folder = self.project if self.project and self.project.is_dir() else Path.cwd()
         with kept_generators(), noting(on=False), chdir(folder):
             try:
-                self._function(self._run, dict(row))
+                self.on_epoch(run, dict(row))
             except Exception as error:  # it is user code
-                if not self._error:
-                    self._error = f"{type(error).__name__}: {error}"
-                    print(f"initmem: on_epoch: {self._error} (training continues)", file=sys.stderr)
-
-    def about(self) -> dict[str, str]:
-        """For the record of the run."""
-        return {"on_epoch_error": self._error} if self._error else {}
+                if "on_epoch_error" not in about:
+                    about["on_epoch_error"] = f"{type(error).__name__}: {error}"
+                    message = f"on_epoch: {about['on_epoch_error']} (training continues)"
+                    print(f"initmem: {message}", file=sys.stderr)
 
 
 def train_sent(packed: bytes, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
@@ -283,13 +269,8 @@ def train_sent(packed: bytes, runs: list[Run], on_epoch: OnEpoch) -> list[RunRec
 
     It is unpacked where a failure to do so is a crashed run, with its traceback, not a dead worker.
     """
-    return _unpacked(packed)(runs, on_epoch)
-
-
-@functools.lru_cache(maxsize=1)
-def _unpacked(packed: bytes) -> Trainer:
-    trainer: Trainer = pickle.loads(packed)
-    return trainer
+    trainer: Trainer = _unpacked(packed)
+    return trainer(runs, on_epoch)
 
 
 def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunRecord:

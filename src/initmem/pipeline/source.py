@@ -9,7 +9,7 @@ import inspect
 import sys
 import sysconfig
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ from initmem.content import DEFINITIONS, content_digest, parsed
 from initmem.errors import ConfigError
 
 Fingerprint = dict[str, str]
-Uses = set[tuple[str, str]]  # (a name such as `cache` or `self.history`, how code uses it)
+Uses = dict[str, set[str]]  # how code uses a name such as `cache` or `self.history`
 
-LONGEST = 80  # characters of a value that is shown as it is
 MUTATORS = (
     *("append", "appendleft", "extend", "insert", "add", "setdefault", "sort", "reverse"),
     *("pop", "popleft", "popitem", "clear", "remove", "discard"),
@@ -43,11 +42,6 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def shortened(text: str) -> str:
-    """A text as it is, or its digest where it is long."""
-    return text if len(text) <= LONGEST else f"#{digest(text)}"
-
-
 # -- functions and classes ------------------------------------------------------------------------------
 
 
@@ -63,36 +57,31 @@ def definition(thing: types.CodeType | type) -> ast.AST | None:
     return nodes[0] if nodes and nodes[0].name == name else None
 
 
-def function_digest(code: types.CodeType) -> str:
-    """A function by its source; compiled code, without line numbers and file names, where there is none."""
-    if (node := definition(code)) is not None:
+def code_digest(thing: types.CodeType | type) -> str:
+    """A function or class by its source; where there is none, by its compiled code or its bases."""
+    if (node := definition(thing)) is not None:
         return digest(ast.unparse(node))
-    constants = [function_digest(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    if code.co_consts and isinstance(code.co_consts[0], str) and code.co_name != "<lambda>":
+    if isinstance(thing, type):
+        return ", ".join(map(qualified_name, thing.__bases__))
+    # Without line numbers and file names.
+    constants = [code_digest(c) if isinstance(c, types.CodeType) else repr(c) for c in thing.co_consts]
+    if thing.co_consts and isinstance(thing.co_consts[0], str) and thing.co_name != "<lambda>":
         constants[0] = ""  # the docstring
-    return digest(repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)))
-
-
-def class_digest(node: ast.ClassDef) -> str:
-    """A class without its methods and inner classes, which have entries of their own."""
-    body = [part for part in node.body if not isinstance(part, DEFINITIONS)] or [ast.Pass()]
-    fields = {name: value for name, value in ast.iter_fields(node) if name != "body"}
-    return digest(ast.unparse(ast.ClassDef(**fields, body=body)))
+    return digest(repr((thing.co_code, constants, thing.co_names, thing.co_varnames, thing.co_freevars)))
 
 
 def names_used(code: types.CodeType) -> tuple[set[str], set[str]]:
     """Names that code loads from its globals, and the attributes that it takes of anything."""
     loaded, attributes = set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            loaded.add(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            attributes.add(step.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            more = names_used(inner)
-            loaded |= more[0]
-            attributes |= more[1]
+    waiting = [code]
+    while waiting:
+        code = waiting.pop()
+        waiting += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                loaded.add(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+                attributes.add(step.argval)
     return loaded, attributes
 
 
@@ -101,7 +90,7 @@ def names_used(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 def uses_of(node: ast.AST | None, roots: set[str]) -> Uses:
     """How code reads and changes what it did not create: names that begin with one of `roots`."""
-    uses: Uses = set()
+    uses: Uses = defaultdict(set)
     for part in ast.walk(node) if node else ():
         match part:
             case ast.Call(func=ast.Attribute(value=target, attr="update"), keywords=keywords):
@@ -118,27 +107,19 @@ def uses_of(node: ast.AST | None, roots: set[str]) -> Uses:
                 target, hows = part, ["read" if isinstance(context, ast.Load) else "assigned"]
             case _:
                 continue
-        name = _dotted(target)
+        name = ast.unparse(target)
         if name.partition(".")[0] in roots:
-            uses |= {(name, how) for how in hows}
+            uses[name].update(hows)
     return uses
-
-
-def _dotted(node: ast.AST) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else "?"
 
 
 def is_state(value: object, hows: set[str]) -> bool:
     """Whether a value is what the code keeps for itself (a log, a cache, a counter), not a setting."""
-    if "changed" in hows and isinstance(value, list | dict | set | bytearray | deque):
-        return True
-    if "updated" in hows and isinstance(value, set):
-        return True
-    if "assigned" in hows and not isinstance(value, bool | int | float | str):
-        return True
-    return "counted" in hows and "read" not in hows
+    is_log = "changed" in hows and isinstance(value, list | dict | set | bytearray | deque)
+    is_growing_set = "updated" in hows and isinstance(value, set)
+    is_filled_later = "assigned" in hows and not isinstance(value, bool | int | float | str)
+    is_counter = "counted" in hows and "read" not in hows
+    return is_log or is_growing_set or is_filled_later or is_counter
 
 
 # -- files ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
-from initmem.pipeline.init import TRACKER_FILE, Init, Model, told_path, variables
+from initmem.pipeline.init import TRACKER_FILE, Init, Model, parameters_of, told_path
 from initmem.pipeline.observers import NORM_EVERY, FirstBatches, Optimizers, UpdateClocks
 from initmem.record import LARGEST_VALUE, MOST_INITIAL, MOST_PREDICTIONS, SUMMARY_FIELDS, TESTED
 from initmem.store.encoding import LARGEST_CLASS, decode_array, encode_array
@@ -233,19 +233,29 @@ class Tracker:
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
         """The metrics of every epoch so far, an array of shape (epoch,) per column."""
-        columns = {name: _column(name, self._rows) for name in self._names()}
+        columns = self._columns()
         return {name: np.array(values, float) for name, values in columns.items() if None not in values}
 
     @property
     def dropped(self) -> list[str]:
         """Columns that are not in the history, because some epochs do not have them."""
-        whole = self.history
-        return [name for name in self._names() if name not in whole]
+        return [name for name, values in self._columns().items() if None in values]
 
-    def _names(self) -> list[str]:
-        """Columns; clocks that ended, because steps were made that nobody counted, are none."""
-        names = dict.fromkeys(name for row in self._rows for name in row)
-        return [name for name in names if name in self._rows[-1] or not name.startswith(OF_UPDATES)]
+    def _columns(self) -> dict[str, list[float | None]]:
+        """Columns, None where an epoch does not have them.
+
+        Clocks that ended, because steps were made that nobody counted, are none.
+        """
+        columns: dict[str, list[float | None]] = {}
+        for name in dict.fromkeys(name for row in self._rows for name in row):
+            if name.startswith(OF_UPDATES) and name not in self._rows[-1]:
+                continue
+            values = [row.get(name) for row in self._rows]
+            if name.startswith("clock_") or name == "learning_rate":  # zero before the first update
+                start = next(index for index, value in enumerate(values) if value is not None)
+                values[:start] = [0.0] * start
+            columns[name] = values
+        return columns
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
@@ -311,12 +321,13 @@ class Tracker:
             path.write_text(json.dumps(self._seen()))
 
     def _kernels_of(self, model: Any, kernels: Kernels) -> list[Variable]:
+        parameters = parameters_of(model, kernels)
         if kernels is None and self._init is not None:
-            own = {id(p) for v in variables(model) for p in v.place.parameters}
-            drawn = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
-            if drawn:
+            own = {id(p) for v in parameters for p in v.place.parameters}
+            applied = [v for table in self._init.tables for v in table.variables if v.role == "kernel"]
+            if drawn := [v for v in applied if any(id(p) in own for p in v.place.parameters)]:
                 return drawn
-        return [variable for variable in variables(model, kernels) if variable.role == "kernel"]
+        return [variable for variable in parameters if variable.role == "kernel"]
 
     def _check(self, row: Row) -> None:
         for name, counted in zip(MAY_BE_GIVEN, (self._updates.kernels, self._updates.updates), strict=True):
@@ -382,15 +393,6 @@ def classes_of(given: Any) -> NDArray[np.uint16]:
             f"{LARGEST_CLASS} as whole numbers, or finite scores of shape (example, class))"
         )
     return values.astype(np.uint16)
-
-
-def _column(name: str, rows: Sequence[Row]) -> list[float | None]:
-    """A column; a clock or rate that begins late was zero before, when there had been no update."""
-    values = [row.get(name) for row in rows]
-    if not name.startswith("clock_") and name != "learning_rate":
-        return values
-    start = next(index for index, value in enumerate(values) if value is not None)
-    return [0.0] * start + values[start:]
 
 
 def _number(name: str, value: Any) -> float:

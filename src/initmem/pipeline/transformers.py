@@ -89,7 +89,10 @@ class TransformersTracker(TrainerCallback):
             return
         if args.eval_strategy == "no":
             self._end(control, {"train_loss": kwargs["logs"]["loss"]})
-        elif _logged_as_often(args):
+            return
+        # Only where a loss is logged before every evaluation, so that all epochs have one.
+        alike = args.logging_strategy == args.eval_strategy and not args.eval_on_start
+        if alike and (args.eval_strategy == "epoch" or args.logging_steps == args.eval_steps):
             self._loss = float(kwargs["logs"]["loss"])
 
     def on_train_end(
@@ -106,9 +109,3 @@ class TransformersTracker(TrainerCallback):
     def _finish(self, metrics: Mapping[str, Any]) -> None:
         named = metric_names(metrics, skip=SKIP)
         self.tracker.finish(**{name: value for name, value in named.items() if name.startswith("test_")})
-
-
-def _logged_as_often(args: TrainingArguments) -> bool:
-    """Whether a training loss is logged before every evaluation, so that all epochs have one."""
-    alike = args.logging_strategy == args.eval_strategy and not args.eval_on_start
-    return alike and (args.eval_strategy == "epoch" or args.logging_steps == args.eval_steps)

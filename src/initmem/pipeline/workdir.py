@@ -120,8 +120,11 @@ class Workdir:
         with os.scandir(source) as listed:
             entries = sorted(listed, key=_size)
         for entry in entries:
-            copy = target / entry.name
-            if entry.is_file() and not entry.is_symlink() and self._may_copy(_size(entry)):
+            copy, size = target / entry.name, _size(entry)
+            is_within = size <= self._bytes and self._files > 0
+            if entry.is_file() and not entry.is_symlink() and is_within:
+                self._bytes -= size
+                self._files -= 1
                 try:
                     shutil.copy2(entry.path, copy)
                 except OSError:  # it went meanwhile, or may not be read
@@ -132,19 +135,14 @@ class Workdir:
             elif not is_left_out(Path(entry.path)):
                 folders.append((Path(entry.path), copy))
         for folder, copy in folders:
-            if _has_more_than(self._files, folder) or not os.access(folder, os.R_OK | os.X_OK):
+            names = (name for _, inner, files in _walk(folder) for name in (*inner, *files))
+            is_large = next(islice(names, self._files, None), None) is not None
+            if is_large or not os.access(folder, os.R_OK | os.X_OK):
                 self._link(folder, copy)
             else:
                 copy.mkdir()
                 with suppress(FileNotFoundError):  # it went meanwhile
                     self._mirror(folder, copy)
-
-    def _may_copy(self, size: int) -> bool:
-        if size > self._bytes or not self._files:
-            return False
-        self._bytes -= size
-        self._files -= 1
-        return True
 
     def _link(self, source: Path, target: Path) -> None:
         target.symlink_to(source.resolve(), target_is_directory=source.is_dir())
@@ -209,12 +207,6 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
     for folder, _, names in _walk(path):
         yield from (Path(folder, name) for name in names)
-
-
-def _has_more_than(most: int, folder: Path) -> bool:
-    """Whether a folder holds more files and folders than that."""
-    entries = (name for _, folders, names in _walk(folder) for name in (*folders, *names))
-    return sum(1 for _ in islice(entries, most + 1)) > most
 
 
 def _walk(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:

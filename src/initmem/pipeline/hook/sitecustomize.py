@@ -10,61 +10,58 @@ import atexit
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 LOG = "INITMEM_OPENED"
 WRITING = os.O_WRONLY | os.O_RDWR
 
 
-def opened(event: str, args: tuple[Any, ...]) -> tuple[str, str] | None:
-    """What an audit event says of a file: `read` or `written`, and its absolute path."""
-    if event == "open":
-        path, _, flags = args
-    elif event == "import":  # of a compiled module; others are opened
-        path, flags = args[1], 0
-    else:
-        return None
-    if not isinstance(path, str | bytes | os.PathLike):
-        return None
-    return "written" if (flags or 0) & WRITING else "read", os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+def watch(say: Callable[[str, str], None]) -> None:
+    """Say of every file that is opened from now on: `read` or `written`, and its absolute path."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event not in ("open", "import"):
+            return
+        try:
+            # Of imports the file of a compiled module; others are opened.
+            path, flags = (args[0], args[2]) if event == "open" else (args[1], 0)
+            if isinstance(path, str | bytes | os.PathLike):
+                how = "written" if (flags or 0) & WRITING else "read"
+                say(how, os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+        except Exception:  # the program goes first
+            return
+
+    sys.addaudithook(hook)
 
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that were imported."""
-    modules = {name: module for name, module in sys.modules.items() if "." not in name and name[:1] != "_"}
-    # Attributes may be made by `__getattr__`, which may warn or import more: only what is there counts.
-    numbers = {name: getattr(modules[name], "__dict__", {}).get("__version__") for name in sorted(modules)}
-    packages = {
-        name: str(number)
-        for name, number in numbers.items()
-        if isinstance(number, str) and number and name not in sys.stdlib_module_names
-    }
-    return {"python": ".".join(map(str, sys.version_info[:3]))} | packages
+    numbers = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in sorted(sys.modules):
+        if "." not in name and name[:1] != "_" and name not in sys.stdlib_module_names:
+            # Only what is there counts: `__getattr__` of a module may warn or import more.
+            number = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
+            if isinstance(number, str) and number:
+                numbers[name] = str(number)
+    return numbers
 
 
 def _start(log: str) -> None:
     stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, str]] = set()
 
-    def say(*words: str) -> None:
-        if words not in seen and "\n" not in words[1]:
-            seen.add(words)
-            os.write(stream, (" ".join(words) + "\n").encode("utf-8", "surrogateescape"))
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event in ("open", "import"):
-            try:
-                if (what := opened(event, args)) is not None:
-                    say(*what)
-            except Exception:  # the program goes first
-                return
+    def say(kind: str, text: str) -> None:
+        if (kind, text) not in seen and "\n" not in text:
+            seen.add((kind, text))
+            os.write(stream, f"{kind} {text}\n".encode("utf-8", "surrogateescape"))
 
     def say_versions() -> None:
         for name, number in versions().items():
-            say("version", name, number)
+            say("version", f"{name} {number}")
 
-    say("version", "python", versions()["python"])
-    sys.addaudithook(hook)
+    say("version", f"python {versions()['python']}")
+    watch(say)
     atexit.register(say_versions)
 
 
