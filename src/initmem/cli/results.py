@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from initmem.cli import base
-from initmem.cli.base import app, argument, flag, option, print_json, say, show
+from initmem.cli.base import app, argument, flag, option, output_file, print_json, say, show
 from initmem.errors import ConfigError, count
 from initmem.table import Table, flat, table_of
 
@@ -77,10 +77,7 @@ def measure(
     ] = None,
     scales: Annotated[
         str | None,
-        option(
-            "LIST",
-            "Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
-        ),
+        option("LIST", "Only these scales or interventions, as in 0.1,1,2.5, to compare memories over."),
     ] = None,
     adjust: Annotated[
         str, option("NAME", "For the number of recipes or pairs: bh (Benjamini-Hochberg) or none.")
@@ -151,7 +148,7 @@ def levels(text: str | None) -> list[float | str] | None:
 @app.command()
 def report(
     store: base.StoreArgument,
-    output: Annotated[Path | None, option("FILE", "The page.", "-o", "--output")] = None,
+    output: Annotated[Path | None, output_file("FILE", "The page.")] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about a store.
@@ -200,12 +197,8 @@ def board(
 @app.command()
 def archive(
     store: base.StoreArgument,
-    output: Annotated[
-        Path | None, option("FILE", "File to write.", "-o", "--output", show_default="STORE.initmem")
-    ] = None,
-    study: Annotated[
-        str | None, option("NAME", "Only the runs of this study.", "--study", show_default="all")
-    ] = None,
+    output: Annotated[Path | None, output_file("FILE", "The file.", show_default="STORE.initmem")] = None,
+    study: Annotated[str | None, option("NAME", "Only its runs.", show_default="every study")] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Write a store to one compact file.
@@ -247,33 +240,23 @@ def restore(
 
     files = [Archive(path) for path in archives]
     target = Store.create(store)
-    rows: list[dict[str, Any]] = [
-        {"archive": file.path, "records": len(file.records()), "new": restore_into(file, target)}
-        for file in files
-    ]
+    rows = []
+    for file in files:
+        records, new = len(file.records()), restore_into(file, target)
+        rows.append({"archive": file.path, "records": records, "new": new})
+        if not as_json:
+            say(f"{file.path}: {count(records, 'record')}, {new:,} of them new in {store}")
     if as_json:
         print_json("restore", rows, store=store)
-        return
-    for row in rows:
-        say(f"{row['archive']}: {count(row['records'], 'record')}, {row['new']:,} of them new in {store}")
 
 
 @app.command()
 def export(
     store: base.StoreArgument,
-    to: Annotated[
-        str,
-        option("FORMAT", "csv, parquet, tensorboard, mlflow or wandb."),
-    ],
+    to: Annotated[str, option("FORMAT", "csv, parquet, tensorboard, mlflow or wandb.")],
     output: Annotated[
         str | None,
-        option(
-            "PATH",
-            "A directory; for mlflow an SQLite file or the address of a tracking server.",
-            "-o",
-            "--output",
-            show_default="STORE-csv and so on",
-        ),
+        output_file("PATH", "A directory; for mlflow an SQLite file or a server.", show_default="STORE-csv"),
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
