@@ -64,9 +64,9 @@ def _study_rows(name: str | None) -> list[dict[str, Any]]:
 
     names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
     loaded = [
-        (studies.load_study(one, preset), about, place == 0)
+        (studies.load_study(one, preset), about, i == 0)
         for one in names
-        for place, (preset, about) in enumerate(studies.presets(one).items())
+        for i, (preset, about) in enumerate(studies.presets(one).items())
     ]
     hours = rough_hours([study for study, _, _ in loaded], cores())
     return [

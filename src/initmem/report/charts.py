@@ -179,10 +179,12 @@ def facets_by_study(content: Content) -> list[Facet]:
     for recipe in content.stats:
         study = content.study_of(recipe)
         groups.setdefault(f"{study.name} ({study.preset})" if study else "other runs", []).append(recipe)
-    split = [(name, title, recipes) for name, group in groups.items() for title, recipes in _split(group)]
-    if len(groups) == 1:
-        return _styled([(title, recipes) for _, title, recipes in split])
-    return _styled([(f"{name}, {title}" if title else name, recipes) for name, title, recipes in split])
+    charts = []
+    for name, group in groups.items():
+        for title, recipes in _split(group):
+            parts = [name, title] if len(groups) > 1 else [title]
+            charts.append((", ".join(filter(None, parts)), recipes))
+    return _styled(charts)
 
 
 def facets_by_family(content: Content) -> list[Facet]:

@@ -183,11 +183,11 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
     left = seconds_left(content, training, alive)
 
-    def place(run_id: str) -> tuple[Any, ...]:
+    def rank(run_id: str) -> tuple[Any, ...]:
         run = requested[run_id]
         return run_id not in alive, content.names[run.recipe], level_order(run.level), run.seed
 
-    order = sorted(training, key=place)
+    order = sorted(training, key=rank)
     counts = {  # runs by recipe: all, done, in training
         name: Counter(requested[run_id].recipe for run_id in ids)
         for name, ids in (("runs", requested), ("done", done), ("training", alive))
