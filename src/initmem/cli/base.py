@@ -237,6 +237,15 @@ def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -
     print(json.dumps(plain_values(content), indent=1, default=str, allow_nan=False))
 
 
+def answer(schema: str, rows: Sequence[Mapping[str, Any]], *lines: str, as_json: bool, **more: Any) -> None:
+    """Print rows for programs, or the same in lines for people."""
+    if as_json:
+        print_json(schema, rows, **more)
+    else:
+        for line in lines:
+            say(line)
+
+
 def console() -> Console:
     """Where tables go. It reads no markup, and cuts nothing where there is no terminal."""
     from rich.console import Console

@@ -161,10 +161,8 @@ def report(
     beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
     typed = shlex.join(["initmem", "report", str(store), *(["-o", str(output)] if output else [])])
     place = write_report(open_results(store), output or beside, command=typed)
-    if as_json:
-        print_json("report", [{"report": place, "bytes": place.stat().st_size}])
-    else:
-        say(f"report: {place}")
+    row = {"report": place, "bytes": place.stat().st_size}
+    base.answer("report", [row], f"report: {place}", as_json=as_json)
 
 
 @app.command()
@@ -185,10 +183,7 @@ def board(
     from initmem.store.results import open_results
 
     served = Board(open_results(store), host=host, port=port, token=token)
-    if as_json:
-        print_json("board", [{"board": served.url}])
-    else:
-        say(f"board: {served.url} (Ctrl-C stops it)")
+    base.answer("board", [{"board": served.url}], f"board: {served.url} (Ctrl-C stops it)", as_json=as_json)
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
         served.serve()
@@ -213,13 +208,9 @@ def archive(
     if study is not None:
         studies, records = of_study(study, studies, records)
     size = write_archive(path, studies, records)
-    if as_json:
-        row = {"archive": path, "bytes": size, "records": len(records), "damaged": damaged}
-        print_json("archive", [row])
-    else:
-        say(f"archive: {path} ({count(len(records), 'record')}, {count(size, 'byte')})")
-        for line in damaged:
-            say(f"damaged, left out: {line}")
+    row = {"archive": path, "bytes": size, "records": len(records), "damaged": damaged}
+    line = f"archive: {path} ({count(len(records), 'record')}, {count(size, 'byte')})"
+    base.answer("archive", [row], line, *(f"damaged, left out: {one}" for one in damaged), as_json=as_json)
     if damaged:
         raise typer.Exit(1)
 
@@ -240,14 +231,12 @@ def restore(
 
     files = [Archive(path) for path in archives]
     target = Store.create(store)
-    rows = []
+    rows, lines = [], []
     for file in files:
         records, new = len(file.records()), restore_into(file, target)
         rows.append({"archive": file.path, "records": records, "new": new})
-        if not as_json:
-            say(f"{file.path}: {count(records, 'record')}, {new:,} of them new in {store}")
-    if as_json:
-        print_json("restore", rows, store=store)
+        lines.append(f"{file.path}: {count(records, 'record')}, {new:,} of them new in {store}")
+    base.answer("restore", rows, *lines, as_json=as_json, store=store)
 
 
 @app.command()
@@ -268,11 +257,8 @@ def export(
     from initmem.store.results import open_results
 
     done = exported(open_results(store), to, output)
-    if as_json:
-        print_json("export", [done._asdict()])
-    else:
-        say(f"{done.format}: {done.output} ({count(done.runs, 'run')}, {done.written:,} written)")
-        for line in done.damaged:
-            say(f"damaged, left out: {line}")
+    line = f"{done.format}: {done.output} ({count(done.runs, 'run')}, {done.written:,} written)"
+    damaged = [f"damaged, left out: {one}" for one in done.damaged]
+    base.answer("export", [done._asdict()], line, *damaged, as_json=as_json)
     if done.damaged:
         raise typer.Exit(1)

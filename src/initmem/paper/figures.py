@@ -20,18 +20,7 @@ from initmem.paper import grids
 from initmem.paper.reference import find, memory_of
 from initmem.paper.selection import Line, Records, Studies
 from initmem.plots.builders import BETA, CLOCK_TITLES, beta_plot, clocks_plot, memory_plot, scale_plot
-from initmem.plots.model import (
-    SIGMA,
-    AnyPanel,
-    Entry,
-    Heatmap,
-    Interval,
-    Intervals,
-    Mark,
-    Panel,
-    Plot,
-    Series,
-)
+from initmem.plots.model import SIGMA, AnyPanel, Heatmap, Interval, Intervals, Mark, Panel, Plot, Series
 from initmem.plots.series import (
     MEAN,
     MEDIAN,
@@ -42,7 +31,6 @@ from initmem.plots.series import (
     profile_series,
     scale_series,
     spread_over,
-    value_of,
 )
 from initmem.plots.styles import GUIDE, optimizer_style, variants
 from initmem.record import INTERPOLATION
@@ -100,18 +88,11 @@ def _plot(
     lines = lines or study.every
     usual = {
         **grids.origin(study.selection, lines),
-        "legend": [_legend(lines)],
+        "legend": [grids.legend(lines)],
         "missing": grids.missing(lines),
         "notes": study.notes,
     }
     return Plot(rows, **usual | others)
-
-
-def _legend(lines: Iterable[Line]) -> list[Entry]:
-    """Every label once; without runs if none of its lines has any."""
-    lines = list(lines)
-    present = {line.label for line in lines if line.records}
-    return list({line.label: Entry(line.label, line.style, line.label in present) for line in lines}.values())
 
 
 def _profiles(lines: Iterable[Line], metric: str) -> list[Series]:
@@ -180,7 +161,7 @@ def plot_scales(records: Records, studies: Studies, *, reference: bool = False) 
 def _initial_norm(lines: Sequence[Line]) -> Series:
     records = [record for line in lines for record in line.records]
     expected = {scale: 0 for line in lines for scale in line.expected}
-    norms = scale_series(records, value_of("norm_init"), expected)
+    norms = profile_series(records, "norm_init", expected)
     return norms._replace(label="at initialization", style=GUIDE, low=(), high=())
 
 
@@ -297,7 +278,7 @@ def plot_sweep(records: Records, studies: Studies, *, reference: bool = False) -
     return _plot(
         study,
         [tests, below],
-        legend=[_legend(lines) for lines in by_rate.values()],
+        legend=[grids.legend(lines) for lines in by_rate.values()],
         head="Test accuracy of SGD by learning rate η and L2 λ",
         about=[LINES, SPREAD],
         row_height=2.9,
@@ -405,7 +386,7 @@ def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) 
         grid,
         rows,
         top + bottom,
-        legend=[_legend(top), _legend(bottom)],
+        legend=[grids.legend(top), grids.legend(bottom)],
         head="Slope β of validation accuracy on initialization scale, against epoch and against the clocks",
         about=[f"Lines: {SLOPE}"],
         setting=grids.origin(grid.selection, top + bottom, grids.SWEPT)["setting"],

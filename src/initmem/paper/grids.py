@@ -15,6 +15,7 @@ from initmem.labels import common, phrase
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots import styles
 from initmem.plots.builders import machines
+from initmem.plots.model import Entry
 from initmem.plots.series import common_grid
 from initmem.recipe import AnyRecipe
 
@@ -45,6 +46,13 @@ class Lines(NamedTuple):
 def missing(lines: Iterable[Line]) -> list[str]:
     """What the lines lack, a sentence for each that is not whole."""
     return [text for line in {line.key: line for line in lines}.values() for text in line.missing()]
+
+
+def legend(lines: Iterable[Line]) -> list[Entry]:
+    """Every label once; without runs if none of its lines has any."""
+    lines = list(lines)
+    present = {line.label for line in lines if line.records}
+    return list({line.label: Entry(line.label, line.style, line.label in present) for line in lines}.values())
 
 
 def shared_scales(lines: Iterable[Line]) -> list[float]:
