@@ -154,7 +154,7 @@ def table(
     rows: list[dict[str, Any]] = []
     for one in tables.NAMES if name == "all" else (name,):
         made = tables.make(one, records, studies, reference=reference)
-        row = {"table": one, "title": made.heading, "missing": made.missing, "notes": made.notes}
+        row = dict[str, Any](table=one, title=made.heading, missing=made.missing, notes=made.notes)
         if output is not None:
             path = output_path(output, f"table{one}.{ending}", several=name == "all")
             write_output(path, render(made, path.suffix.lstrip(".") or "txt").encode())

@@ -13,7 +13,7 @@ from html import escape
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -58,7 +58,7 @@ def print_table(table: Table, console: Console, *, legend: bool = True) -> None:
     if table.title:
         _line(console, table.heading, "bold")
     console.print()
-    console.print(_grid(shown, widths))
+    console.print(_grid(shown, widths) if widths else _stacked(shown))
     console.print()
     if left_out:
         names = ", ".join(column.title for column in left_out)
@@ -93,12 +93,14 @@ def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
 
 
 def _widths(table: Table, width: int) -> list[int]:
-    """The width of every column. Where even the narrowest table does not fit, cells are folded."""
+    """The width of every column; empty if even the narrowest table does not fit."""
     columns = range(len(table.columns))
     least = [_least(table, i) for i in columns]
     if _total(least) > width:
         least = [_least(table, i, squeezed=True) for i in columns]
-    left = max(0, width - _total(least))
+    left = width - _total(least)
+    if left < 0:
+        return []
     for i in columns:  # what is left goes to the first that want it: labels
         natural = _longest([str(table.columns[i]), *_texts(table, i)])
         more = min(left, natural - least[i])
@@ -140,6 +142,17 @@ def _grid(table: Table, widths: Sequence[int]) -> Grid:
             grid.add_row(*(_text(cell.text, _color(cell)) for cell in row))
         grid.add_section()
     return grid
+
+
+def _stacked(table: Table) -> Group:
+    """One cell per line, where the screen is too narrow for a table."""
+    indent = max(map(len, table.heads), default=0) + GAP
+    lines = []
+    for row in table.rows:
+        for head, cell in zip(table.heads, row, strict=True):
+            lines.append(_text(f"{head:<{indent}}", "dim") + _text(cell.text, _color(cell)))
+        lines.append(_text(""))
+    return Group(*lines)
 
 
 def _text(text: str, style: str = "") -> Text:
