@@ -1,4 +1,4 @@
-"""Where the time of an epoch goes, by kind of operation, for the workloads of `initmem bench`.
+"""Where the time of an epoch goes, by kind of operation, for the workloads of `benchmarks.bench`.
 
     python benchmarks/epoch_profile.py [WORKLOAD...]
 

@@ -501,7 +501,7 @@ def test_the_commands_know_it(result: initmem.Result, tmp_path: Path, capsys) ->
     assert "learning_rate" not in tables[0].columns  # it was not declared
     assert tables[0]["final_hardness"].n_unique() == 40
     assert tables[1].height == 120
-    drawn = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))["rows"]
+    drawn = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--json"))["rows"]
     assert [row["figure"] for row in drawn] == ["scale", "memory"]
     assert all(Path(row["file"]).stat().st_size > 1000 for row in drawn)
     assert "planted" in Path(json.loads(said("report", store, "--json"))["rows"][0]["report"]).read_text()

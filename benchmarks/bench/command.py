@@ -1,4 +1,4 @@
-"""What `initmem bench` is asked, what it does and what it prints."""
+"""What `python -m benchmarks.bench` is asked, what it does and what it prints."""
 
 from __future__ import annotations
 

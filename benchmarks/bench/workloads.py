@@ -97,4 +97,4 @@ WORKLOADS = {
         _transformer("gpt", dataset="text:32", train_size=1200, val_size=400, test_size=400),
     )
 }
-CORE = tuple(WORKLOADS)[:3]  # what `initmem bench` times unless told otherwise
+CORE = tuple(WORKLOADS)[:3]  # what is timed unless told otherwise

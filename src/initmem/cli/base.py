@@ -46,9 +46,14 @@ def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=metavar, help=help, **more)
 
 
-def flag(name: str, help: str) -> Any:
+def output_file(metavar: str, help: str, **more: Any) -> Any:
+    """Where something is written."""
+    return typer.Option("-o", "--output", metavar=metavar, help=help, **more)
+
+
+def flag(name: str, help: str, *names: str) -> Any:
     """An option without a value."""
-    return typer.Option(name, help=help)
+    return typer.Option(name, *names, help=help)
 
 
 def bundled_studies(incomplete: str) -> list[str]:
@@ -56,18 +61,6 @@ def bundled_studies(incomplete: str) -> list[str]:
     from initmem.study_file import bundled
 
     return [name for name in bundled() if name.startswith(incomplete)]
-
-
-def presets_of_study(context: typer.Context, incomplete: str) -> list[str]:
-    """Names for shell completion, once the study is there."""
-    from initmem.study_file import presets
-
-    words = [context.params.get("study"), *context.args]  # an option without a value leaves it in args
-    try:
-        names = presets(next(filter(None, words), ""))
-    except InitmemError:
-        return []
-    return [name for name in names if name.startswith(incomplete)]
 
 
 def seeds_option(text: str) -> str:
@@ -84,9 +77,6 @@ def engine_option(text: str) -> tuple[str, str | int]:
 
 
 WITH_COMMAND = "With --command: "
-StudyArgument = Annotated[
-    str, argument("A bundled study (see `initmem studies`) or a .toml file.", autocompletion=bundled_studies)
-]
 StudyName = Annotated[
     str | None,
     argument("A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies),
@@ -98,10 +88,7 @@ StoreArgument = Annotated[Path, argument("A directory that `initmem run` wrote, 
 StoresArgument = Annotated[
     list[Path], argument("Directories that `initmem run` wrote, or archives; several count as one.")
 ]
-Preset = Annotated[
-    str | None,
-    option("NAME", "Size of the study; `initmem studies NAME` lists them.", autocompletion=presets_of_study),
-]
+Preset = Annotated[str | None, option("NAME", "Size of the study; `initmem studies NAME` lists them.")]
 Overrides = Annotated[list[str] | None, option("KEY=VALUE", "Override a recipe field.", "--set")]
 Scales = Annotated[
     str | None, option("LIST", "As in 0.1,1,2.5.", "--scales", parser=lambda text: f"scales=[{text}]")
@@ -115,7 +102,7 @@ Plugins = Annotated[
     option("MODULE", "Import a module that registers networks or datasets of yours.", "--plugin"),
 ]
 Workers = Annotated[int | None, option("N", "Worker processes.", min=1, show_default="one per core")]
-Output = Annotated[Path | None, option("PATH", "A file; with `all`, a directory.", "-o", "--output")]
+Output = Annotated[Path | None, output_file("PATH", "A file; with `all`, a directory.")]
 Reference = Annotated[bool, flag("--reference", "Show the paper's values beside the measured ones.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON for programs (see docs/json.md).")]
 
@@ -135,25 +122,15 @@ Watch = Annotated[
     list[Path] | None, option("FILE", f"{WITH_COMMAND}another file that training depends on.", "--watch")
 ]
 Workdir = Annotated[
-    str,
-    option(
-        "own|shared",
-        f"{WITH_COMMAND}a working directory for every run, removed afterwards, or the present one.",
-    ),
+    str, option("own|shared", f"{WITH_COMMAND}a directory for every run, removed afterwards, or this one.")
 ]
 Gpus = Annotated[
     int | None,
-    option(
-        "N",
-        f"{WITH_COMMAND}N workers with a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in the command.",
-        min=1,
-    ),
+    option("N", f"{WITH_COMMAND}N workers, a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in it.", min=1),
 ]
 Until = Annotated[
     float | None,
-    option(
-        "PP", "Add seeds, at planned interim analyses, until every interval is at most this wide.", min=0.01
-    ),
+    option("PP", "Add seeds, at planned interim analyses, until no interval is wider.", min=0.01),
 ]
 MaxSeeds = Annotated[int, option("N", "With --until: the most seeds per recipe.", min=1)]
 EngineName = Annotated[str, option("NAME", "Where runs execute: local, inline, ray or slurm.", "--engine")]
@@ -179,10 +156,7 @@ Timeout = Annotated[
 RetryCrashed = Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")]
 KeepOld = Annotated[bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")]
 KeepGoing = Annotated[bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")]
-Verbose = Annotated[
-    bool,
-    typer.Option("-v", "--verbose", help="Also print the layers in use, the metric and a legend."),
-]
+Verbose = Annotated[bool, flag("-v", "Also print the layers in use, the metric and a legend.", "--verbose")]
 
 
 # -- the application and its output --------------------------------------------------------------------------
@@ -261,6 +235,15 @@ def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -
     if summary:
         content["summary"] = summary
     print(json.dumps(plain_values(content), indent=1, default=str, allow_nan=False))
+
+
+def answer(schema: str, rows: Sequence[Mapping[str, Any]], *lines: str, as_json: bool, **more: Any) -> None:
+    """Print rows for programs, or the same in lines for people."""
+    if as_json:
+        print_json(schema, rows, **more)
+    else:
+        for line in lines:
+            say(line)
 
 
 def console() -> Console:

@@ -1,18 +1,15 @@
-"""What comes with the package: initmem models, data, figure, table, theory and bench."""
+"""What comes with the package: initmem models, data, figure, table and theory."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import initmem
 from initmem.cli import base
-from initmem.cli.base import app, argument, flag, option, print_help, print_json, say, show, show_rows
+from initmem.cli.base import app, argument, option, output_file, print_help, print_json, say, show, show_rows
 from initmem.errors import ConfigError, allowed, first_of
 
 MISSING_SHOWN = 3  # of the runs that a figure or table lacks
@@ -70,12 +67,9 @@ def list_data(plugins: base.Plugins = None, as_json: base.AsJson = False) -> Non
 def _availability(name: str, source: str) -> str:
     from initmem.data.cache import cache_dir, is_cached
 
-    match source:
-        case "scikit-learn":
-            return "comes with scikit-learn"
-        case "generated":
-            return "generated when needed"
-    return str(cache_dir()) if is_cached(name) else f"missing: initmem data get {name}"
+    if source == "download":
+        return str(cache_dir()) if is_cached(name) else f"missing: initmem data get {name}"
+    return "generated when needed" if source == "generated" else f"comes with {source}"
 
 
 @data_app.command("get")
@@ -110,13 +104,12 @@ def figure(
     name: Annotated[str, argument("1 to 8, scale, memory, beta, clocks, or all.")],
     stores: base.StoresArgument,
     output: base.Output = None,
-    ending: Annotated[str, option("FORMAT", "Without a file name: pdf, png or svg.")] = "pdf",
     reference: base.Reference = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Draw a figure of the paper from a store.
 
-    As .pdf, .png or .svg; runs that are missing are named.
+    As .pdf, .png or .svg by the name of the file, else as .png; runs that are missing are named.
     """
     from initmem.paper import figures
     from initmem.store.results import collected
@@ -124,15 +117,14 @@ def figure(
     records, studies = collected(stores)
     rows = []
     for one in figures.available(records) if name == "all" else (name,):
-        default = f"figure{one if one.isdecimal() else '-' + one}.{ending}"
+        default = f"figure{one if one.isdecimal() else '-' + one}.png"
         path = output_path(output, default, several=name == "all")
         plot = figures.draw(one, records, studies, path, reference=reference)
-        rows.append(
-            {"figure": one, "file": str(path), "missing": list(plot.missing), "notes": list(plot.notes)}
-        )
+        missing, notes = list(plot.missing), list(plot.notes)
+        rows.append({"figure": one, "file": str(path), "missing": missing, "notes": notes})
         if not as_json:
-            say(f"figure {one}: {path}{missing_in_words(plot.missing)}")
-            for note in plot.notes:
+            say(f"figure {one}: {path}{missing_in_words(missing)}")
+            for note in notes:
                 say(f"  {note}")
     if as_json:
         print_json("figure", rows)
@@ -162,12 +154,7 @@ def table(
     rows: list[dict[str, Any]] = []
     for one in tables.NAMES if name == "all" else (name,):
         made = tables.make(one, records, studies, reference=reference)
-        row: dict[str, Any] = {
-            "table": one,
-            "title": made.heading,
-            "missing": made.missing,
-            "notes": made.notes,
-        }
+        row = dict[str, Any](table=one, title=made.heading, missing=made.missing, notes=made.notes)
         if output is not None:
             path = output_path(output, f"table{one}.{ending}", several=name == "all")
             write_output(path, render(made, path.suffix.lstrip(".") or "txt").encode())
@@ -186,9 +173,7 @@ def table(
 @app.command()
 def theory(
     name: Annotated[str, argument("propositions, exponents, fig9, diagonal, resetting or linear.")],
-    output: Annotated[
-        Path | None, option("FILE", "Also draw the picture to a file.", "-o", "--output")
-    ] = None,
+    output: Annotated[Path | None, output_file("FILE", "Also draw the picture.")] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Show a part of the linear theory.
@@ -210,48 +195,6 @@ def theory(
     show_rows(PARTS[name].title, cells, THEORY)
     if output is not None:
         say(f"picture: {output}")
-
-
-@app.command()
-def bench(
-    workloads: Annotated[
-        list[str] | None, argument("Workloads by part of their names.", show_default="the core ones")
-    ] = None,
-    everything: Annotated[bool, flag("--all", "Every workload; an hour or two.")] = False,
-    peers: Annotated[str, option("LIST", "Comma-separated: keras, torch, jax; or none.")] = "keras,torch,jax",
-    rounds: Annotated[int, option("N", "How often each is timed; the fastest counts.", min=1)] = 2,
-    output: Annotated[Path | None, option("FILE", "Also write the JSON to a file.", "-o", "--output")] = None,
-    as_json: base.AsJson = False,
-) -> None:
-    """Time initmem next to Keras, PyTorch and JAX.
-
-    Needs a checkout of the repository and an idle machine.
-    """
-    command = _from_checkout()
-    rows, summary = command.timed(
-        workloads or [],
-        everything=everything,
-        peers=peers,
-        rounds=rounds,
-        output=output,
-        tell=lambda line: say(line, err=True),
-    )
-    if as_json:
-        print_json("bench", rows, **summary)
-    else:
-        show(command.ratio_table(rows, summary["machine"]))
-
-
-def _from_checkout() -> Any:
-    """The benchmarks are no part of the package: people who use it do not need them."""
-    root = Path(initmem.__file__).parents[2]
-    if not (root / "benchmarks" / "bench" / "command.py").is_file():
-        raise ConfigError(
-            "initmem bench needs a checkout of the repository, installed with `pip install -e .`"
-        )
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
-    return import_module("benchmarks.bench.command")
 
 
 def output_path(output: Path | None, default: str, *, several: bool) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from initmem.recipe import Recipe
     from initmem.store.results import Results
     from initmem.study import Study
-    from initmem.table import Columns
+    from initmem.table import Key
 
 
 FIRST = "quickstart"
@@ -39,7 +39,7 @@ def list_studies(
 
     With a name: the presets of that study, its smaller and larger versions.
     """
-    from initmem.plots.columns import PRESETS, STUDIES
+    from initmem.plots.columns import STUDIES
 
     rows = _study_rows(name)
     if as_json:
@@ -48,12 +48,11 @@ def list_studies(
     shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
     if name is None:
         brief = [row for row in shown if row["default"]]
-        show_rows("Bundled studies", _only(brief, STUDIES), STUDIES)
+        show_rows("Bundled studies", _only(brief, ("study", "title", "runs", "time")), STUDIES)
         say("`initmem studies NAME` lists smaller and larger versions of one.")
     else:
-        title = f"{name}: {rows[0]['title']}"
-        columns = {key: column for key, column in PRESETS.items() if key != "study"}
-        show_rows(title, _only(shown, columns), columns)
+        keys = ("preset", "runs", "time", "flops", "about")
+        show_rows(f"{name}: {rows[0]['title']}", _only(shown, keys), STUDIES)
         say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
 
 
@@ -64,19 +63,18 @@ def _study_rows(name: str | None) -> list[dict[str, Any]]:
     from initmem.engines.plan import rough_hours, study_flops
 
     names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
-    presets = {one: studies.presets(one) for one in names}
     loaded = [
-        (one, studies.load_study(one, preset), about)
+        (studies.load_study(one, preset), about, i == 0)
         for one in names
-        for preset, about in presets[one].items()
+        for i, (preset, about) in enumerate(studies.presets(one).items())
     ]
-    hours = rough_hours([study for _, study, _ in loaded], cores())
+    hours = rough_hours([study for study, _, _ in loaded], cores())
     return [
         {
             "study": study.name,
             "title": study.title,
             "preset": study.preset,
-            "default": study.preset == next(iter(presets[one])),
+            "default": default,
             "recipes": len(study.recipes),
             "scales": len(study.levels),
             "seeds": len(study.seeds),
@@ -85,12 +83,13 @@ def _study_rows(name: str | None) -> list[dict[str, Any]]:
             "hours_here": here,
             "about": about,
         }
-        for (one, study, about), here in zip(loaded, hours, strict=True)
+        for (study, about, default), here in zip(loaded, hours, strict=True)
     ]
 
 
-def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
-    return [{str(key): row[str(key)] for key in columns} for row in rows]
+def _only(rows: list[dict[str, Any]], keys: Iterable[Key]) -> list[dict[str, Any]]:
+    """The cells under some keys, as far as a row has them."""
+    return [{str(key): row[str(key)] for key in keys if key in row} for row in rows]
 
 
 def stored(name: str, **options: object) -> Results | None:
@@ -207,9 +206,8 @@ def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
 
     rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
-    if not any(row["note"] for row in rows):
-        rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
-    show_rows(f"{made.study}, preset {made.preset}", rows, PLAN)
+    shown = [key for key in PLAN if key != "note" or any(row["note"] for row in rows)]
+    show_rows(f"{made.study}, preset {made.preset}", _only(rows, shown), PLAN)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
@@ -257,10 +255,6 @@ def clocks(
         show_rows("Clocks at the end of training", rows, CLOCK_COLUMNS)
 
 
-SHOWN = 5  # recipes of the records that are printed for a recipe; --json has all
-SEEN_KEYS = ("clock", "text", "verdict", "recipe", "source")
-
-
 @app.command()
 def advise(
     study: base.StudyOrStore,
@@ -268,8 +262,7 @@ def advise(
     overrides: base.Overrides = None,
     plugins: base.Plugins = None,
     records: Annotated[
-        list[Path] | None,
-        option("STORE", "A store or archive to look up such clocks in; may be repeated."),
+        list[Path] | None, option("STORE", "A store or archive to look up such clocks in; may be repeated.")
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -282,7 +275,7 @@ def advise(
     from initmem.clocks import FAMILY_NAMES
     from initmem.measures.advice import observations
     from initmem.paper import reference
-    from initmem.plots.columns import ADVICE, SEEN
+    from initmem.plots.columns import ADVICE
 
     seen = reference.observations()
     for path in records or ():
@@ -297,15 +290,9 @@ def advise(
         print_json("advise", rows, study=asked.name, preset=asked.preset)
         return
     title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
-    show_rows(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE)
-    seen_here = [
-        {"asked": row["recipe"]} | {name: one[name] for name in SEEN_KEYS}
-        for row in rows
-        for one in [one for one in row["seen"] if one["source"] != "paper"][:SHOWN]
-    ]
-    if seen_here:
-        show_rows(f"The records at such clocks, up to {SHOWN} of each recipe", seen_here, SEEN)
-    elif records:
+    shown = [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows]
+    show_rows(title, _only(shown, [key for key in ADVICE if records or key != "records"]), ADVICE)
+    if records and not any(row["records"] for row in rows):
         say("no record of a recipe of the same family")
     say("Clocks and what was seen at them: this is not a prediction.")
 
@@ -314,7 +301,7 @@ def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -
     """Advice from the records of a store, whatever trained them."""
     from initmem.clocks import FAMILY_NAMES
     from initmem.measures.advice import from_records
-    from initmem.plots.columns import RECORDED_ADVICE
+    from initmem.plots.columns import ADVICE
 
     rows = from_records(results, results.path.name, seen)
     if not rows:
@@ -324,7 +311,7 @@ def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -
         return
     shown = [row | {"family": FAMILY_NAMES.get(str(row["family"]), "not known")} for row in rows]
     title = f"{results.path.name}: clocks that were recorded up to the last epoch"
-    show_rows(title, _only(shown, RECORDED_ADVICE), RECORDED_ADVICE)
+    show_rows(title, _only(shown, ADVICE), ADVICE)
     say("Each change alone reaches the clock of a recipe that forgot, if the schedule keeps its shape.")
     say("What accuracy or memory it has there is not known: this is not a prediction.")
 
@@ -345,6 +332,7 @@ def _advice_row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str
         "family": family,
         "value": value,
         "paper": next((str(one) for one in near if one.source == "paper"), ""),
+        "records": next((str(one) for one in near if one.source != "paper"), ""),
         "advice": in_words(options) or none,
         "seen": [one.to_json() for one in near],
         "changes": [one._asdict() | {"seen": one.seen.to_json()} for one in options],

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from initmem.cli import base
-from initmem.cli.base import app, argument, flag, option, print_json, say, show
+from initmem.cli.base import app, argument, flag, option, output_file, print_json, say, show
 from initmem.errors import ConfigError, count
 from initmem.table import Table, flat, table_of
 
@@ -77,10 +77,7 @@ def measure(
     ] = None,
     scales: Annotated[
         str | None,
-        option(
-            "LIST",
-            "Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
-        ),
+        option("LIST", "Only these scales or interventions, as in 0.1,1,2.5, to compare memories over."),
     ] = None,
     adjust: Annotated[
         str, option("NAME", "For the number of recipes or pairs: bh (Benjamini-Hochberg) or none.")
@@ -151,7 +148,7 @@ def levels(text: str | None) -> list[float | str] | None:
 @app.command()
 def report(
     store: base.StoreArgument,
-    output: Annotated[Path | None, option("FILE", "The page.", "-o", "--output")] = None,
+    output: Annotated[Path | None, output_file("FILE", "The page.")] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about a store.
@@ -164,10 +161,8 @@ def report(
     beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
     typed = shlex.join(["initmem", "report", str(store), *(["-o", str(output)] if output else [])])
     place = write_report(open_results(store), output or beside, command=typed)
-    if as_json:
-        print_json("report", [{"report": place, "bytes": place.stat().st_size}])
-    else:
-        say(f"report: {place}")
+    row = {"report": place, "bytes": place.stat().st_size}
+    base.answer("report", [row], f"report: {place}", as_json=as_json)
 
 
 @app.command()
@@ -188,10 +183,7 @@ def board(
     from initmem.store.results import open_results
 
     served = Board(open_results(store), host=host, port=port, token=token)
-    if as_json:
-        print_json("board", [{"board": served.url}])
-    else:
-        say(f"board: {served.url} (Ctrl-C stops it)")
+    base.answer("board", [{"board": served.url}], f"board: {served.url} (Ctrl-C stops it)", as_json=as_json)
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
         served.serve()
@@ -200,12 +192,8 @@ def board(
 @app.command()
 def archive(
     store: base.StoreArgument,
-    output: Annotated[
-        Path | None, option("FILE", "File to write.", "-o", "--output", show_default="STORE.initmem")
-    ] = None,
-    study: Annotated[
-        str | None, option("NAME", "Only the runs of this study.", "--study", show_default="all")
-    ] = None,
+    output: Annotated[Path | None, output_file("FILE", "The file.", show_default="STORE.initmem")] = None,
+    study: Annotated[str | None, option("NAME", "Only its runs.", show_default="every study")] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Write a store to one compact file.
@@ -220,13 +208,9 @@ def archive(
     if study is not None:
         studies, records = of_study(study, studies, records)
     size = write_archive(path, studies, records)
-    if as_json:
-        row = {"archive": path, "bytes": size, "records": len(records), "damaged": damaged}
-        print_json("archive", [row])
-    else:
-        say(f"archive: {path} ({count(len(records), 'record')}, {count(size, 'byte')})")
-        for line in damaged:
-            say(f"damaged, left out: {line}")
+    row = {"archive": path, "bytes": size, "records": len(records), "damaged": damaged}
+    line = f"archive: {path} ({count(len(records), 'record')}, {count(size, 'byte')})"
+    base.answer("archive", [row], line, *(f"damaged, left out: {one}" for one in damaged), as_json=as_json)
     if damaged:
         raise typer.Exit(1)
 
@@ -247,33 +231,21 @@ def restore(
 
     files = [Archive(path) for path in archives]
     target = Store.create(store)
-    rows: list[dict[str, Any]] = [
-        {"archive": file.path, "records": len(file.records()), "new": restore_into(file, target)}
-        for file in files
-    ]
-    if as_json:
-        print_json("restore", rows, store=store)
-        return
-    for row in rows:
-        say(f"{row['archive']}: {count(row['records'], 'record')}, {row['new']:,} of them new in {store}")
+    rows, lines = [], []
+    for file in files:
+        records, new = len(file.records()), restore_into(file, target)
+        rows.append({"archive": file.path, "records": records, "new": new})
+        lines.append(f"{file.path}: {count(records, 'record')}, {new:,} of them new in {store}")
+    base.answer("restore", rows, *lines, as_json=as_json, store=store)
 
 
 @app.command()
 def export(
     store: base.StoreArgument,
-    to: Annotated[
-        str,
-        option("FORMAT", "csv, parquet, tensorboard, mlflow or wandb."),
-    ],
+    to: Annotated[str, option("FORMAT", "csv, parquet, tensorboard, mlflow or wandb.")],
     output: Annotated[
         str | None,
-        option(
-            "PATH",
-            "A directory; for mlflow an SQLite file or the address of a tracking server.",
-            "-o",
-            "--output",
-            show_default="STORE-csv and so on",
-        ),
+        output_file("PATH", "A directory; for mlflow an SQLite file or a server.", show_default="STORE-csv"),
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -285,11 +257,8 @@ def export(
     from initmem.store.results import open_results
 
     done = exported(open_results(store), to, output)
-    if as_json:
-        print_json("export", [done._asdict()])
-    else:
-        say(f"{done.format}: {done.output} ({count(done.runs, 'run')}, {done.written:,} written)")
-        for line in done.damaged:
-            say(f"damaged, left out: {line}")
+    line = f"{done.format}: {done.output} ({count(done.runs, 'run')}, {done.written:,} written)"
+    damaged = [f"damaged, left out: {one}" for one in done.damaged]
+    base.answer("export", [done._asdict()], line, *damaged, as_json=as_json)
     if done.damaged:
         raise typer.Exit(1)

@@ -16,39 +16,11 @@ from initmem.measures.beta import beta_curve
 from initmem.measures.design import bundled
 from initmem.measures.fit import fit
 from initmem.measures.memory import memory_table
-from initmem.paper.lines import (
-    BATCHES,
-    DEPTHS,
-    NORMS,
-    PAIR,
-    SWEPT,
-    Family,
-    Lines,
-    asking,
-    main_grid,
-    missing,
-    origin,
-    pairs,
-    penalized,
-    shared_scales,
-    sweep,
-)
+from initmem.paper import grids
 from initmem.paper.reference import find, memory_of
 from initmem.paper.selection import Line, Records, Studies
 from initmem.plots.builders import BETA, CLOCK_TITLES, beta_plot, clocks_plot, memory_plot, scale_plot
-from initmem.plots.model import (
-    SIGMA,
-    AnyPanel,
-    Entry,
-    Heatmap,
-    Interval,
-    Intervals,
-    Mark,
-    Panel,
-    Plot,
-    Series,
-    Style,
-)
+from initmem.plots.model import SIGMA, AnyPanel, Heatmap, Interval, Intervals, Mark, Panel, Plot, Series
 from initmem.plots.series import (
     MEAN,
     MEDIAN,
@@ -59,7 +31,6 @@ from initmem.plots.series import (
     profile_series,
     scale_series,
     spread_over,
-    value_of,
 )
 from initmem.plots.styles import GUIDE, optimizer_style, variants
 from initmem.record import INTERPOLATION
@@ -83,14 +54,14 @@ def plot_of(name: str, records: Records, studies: Studies, reference: bool = Fal
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
     if name in OF_ANY_RECIPE:
-        asked = asking(studies, {record.run.recipe for record in records})
+        asked = grids.asking(studies, {record.run.recipe for record in records})
         return OF_ANY_RECIPE[name](records, studies)._replace(studies=asked)
     of_networks = bundled(records)
     if not of_networks:
         raise StoreError(
             f"figure {name}: only runs of your own training code here ({allowed(OF_ANY_RECIPE)})"
         )
-    return OF_PAPER[name](of_networks, studies, reference=reference)
+    return OF_PAPER[name](of_networks, studies, reference=reference)._replace(reference=reference)
 
 
 def draw(name: str, records: Records, studies: Studies, path: Path, reference: bool = False) -> Plot:
@@ -111,32 +82,24 @@ SPREAD = "Spread: max - min over scales of the mean test accuracy, over seeds th
 
 
 def _plot(
-    study: Lines, rows: Sequence[Sequence[AnyPanel]], lines: Sequence[Line] = (), **others: Any
+    study: grids.Lines, rows: Sequence[Sequence[AnyPanel]], lines: Sequence[Line] = (), **others: Any
 ) -> Plot:
     """Panels, a legend that names every line once, where the numbers come from, and what is missing."""
     lines = lines or study.every
     usual = {
-        **origin(study.selection, lines)._asdict(),
-        "legend": [_legend(lines)],
-        "missing": missing(lines),
+        **grids.origin(study.selection, lines),
+        "legend": [grids.legend(lines)],
+        "missing": grids.missing(lines),
         "notes": study.notes,
     }
     return Plot(rows, **usual | others)
 
 
-def _legend(lines: Iterable[Line]) -> list[Entry]:
-    """Every label once; without runs if none of its lines has any."""
-    lines = list(lines)
-    present = {line.label for line in lines if line.records}
-    return list({line.label: Entry(line.label, line.style, line.label in present) for line in lines}.values())
-
-
 def _profiles(lines: Iterable[Line], metric: str) -> list[Series]:
     """A metric against scale, for every line that has runs."""
+    there = [line for line in lines if line.records]
     return [
-        profile_series(line.records, metric, line.expected, label=line.label, style=line.style)
-        for line in lines
-        if line.records
+        profile_series(line.records, metric, line.expected).named(line.label, line.style) for line in there
     ]
 
 
@@ -149,7 +112,7 @@ def _marks(where: str, lines: Iterable[Line]) -> list[Mark]:
 
 def _spreads(where: str, title: str, lines: Sequence[Line], *, reference: bool = True) -> Intervals:
     """The spread of every line over the scales that most of them share, and the published one."""
-    grid, rows = shared_scales(lines), []
+    grid, rows = grids.shared_scales(lines), []
     for line in lines:
         void = "incomplete" if line.records else "no runs"
         row = Interval(line.label, line.style, spread_over(line.records, grid), void=void)
@@ -165,18 +128,13 @@ def _spreads(where: str, title: str, lines: Sequence[Line], *, reference: bool =
 
 def plot_scales(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
     """Figure 1: rows are batch sizes, columns the accuracy gap, the test accuracy and the kernel norm."""
-    grid = main_grid(records, studies, BATCHES, every_batch=False)
+    grid = grids.main_grid(records, studies, grids.BATCHES, every_batch=False)
     rows: list[list[AnyPanel]] = []
     for (b, _), lines in grid.panels.items():
         title = f"b = {b}"
         gaps = [
-            scale_series(
-                line.records,
-                accuracy_gap,
-                line.expected,
-                bounds=(-100.0, 100.0),
-                label=line.label,
-                style=line.style,
+            scale_series(line.records, accuracy_gap, line.expected, (-100.0, 100.0)).named(
+                line.label, line.style
             )
             for line in lines
             if line.records
@@ -196,7 +154,6 @@ def plot_scales(records: Records, studies: Studies, *, reference: bool = False) 
         rows,
         head="Accuracy gap, test accuracy and kernel norm of the model with the least validation loss",
         about=[LINES, "Kernel norm: Frobenius", *([SPREAD] if reference else [])],
-        reference=reference,
         notes=[*grid.notes, *_not_interpolating(grid.every)],
     )
 
@@ -204,9 +161,8 @@ def plot_scales(records: Records, studies: Studies, *, reference: bool = False) 
 def _initial_norm(lines: Sequence[Line]) -> Series:
     records = [record for line in lines for record in line.records]
     expected = {scale: 0 for line in lines for scale in line.expected}
-    return scale_series(
-        records, value_of("norm_init"), expected, label="at initialization", style=GUIDE
-    )._replace(low=(), high=())
+    norms = profile_series(records, "norm_init", expected)
+    return norms._replace(label="at initialization", style=GUIDE, low=(), high=())
 
 
 def _not_interpolating(lines: Sequence[Line]) -> list[str]:
@@ -222,12 +178,15 @@ def _not_interpolating(lines: Sequence[Line]) -> list[str]:
 
 def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
     """Figure 2: test accuracy, optimizer x scale, a map per batch size, two in a row."""
-    grid = main_grid(records, studies)
+    grid = grids.main_grid(records, studies)
     scales = dict.fromkeys(grid.selection.scales(), 0)  # also where a line was not asked for
     maps = []
     for (b, _), lines in grid.panels.items():
         tests, trains = (
-            [profile_series(one.records, metric, scales | one.expected, label=one.label) for one in lines]
+            [
+                profile_series(one.records, metric, scales | one.expected).named(one.label, one.style)
+                for one in lines
+            ]
             for metric in ("test_accuracy", "train_accuracy")
         )
         beside = _spreads("figure 2", f"b = {b}", lines) if reference else None
@@ -240,7 +199,6 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
                 limits=(0.0, 100.0),
                 crossed=[[y < 100 * INTERPOLATION for y in row.y] for row in trains],
                 intervals=beside.rows if beside else (),
-                n_scales=beside.n_scales if beside else 0,
             )
         )
     values = [y for panel in maps for row in panel.rows for y in row.known()]
@@ -254,7 +212,6 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
         [*(full[i : i + 2] for i in range(0, len(full), 2)), *([empty] if empty else [])],
         head="Test accuracy of the model with the least validation loss, mean over seeds",
         about=["Right of each row: the spread in points", SPREAD] if reference else [],
-        reference=reference,
         published=["spreads in parentheses"] if published else (),
         legend=(),
     )
@@ -262,13 +219,12 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
 
 def plot_interpolation(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
     """Figure 3: columns are batch sizes; above the interpolation epoch, below the repair gap."""
-    grid = main_grid(records, studies, BATCHES)
+    grid = grids.main_grid(records, studies, grids.BATCHES)
     epochs, gaps = [], []
     for (b, _), lines in grid.panels.items():
         there = [line for line in lines if line.records]
         medians = [
-            interpolation_series(line.records, line.expected, label=line.label, style=line.style)
-            for line in there
+            interpolation_series(line.records, line.expected).named(line.label, line.style) for line in there
         ]
         last = max((float(line.recipe.epochs) for line in there), default=None)
         epochs.append(Panel(f"b = {b}", SIGMA, "interpolation epoch", medians, ceiling=last, log_y=True))
@@ -284,7 +240,6 @@ def plot_interpolation(records: Records, studies: Studies, *, reference: bool = 
             "Repair gap: validation accuracy at the least validation loss less that at interpolation, "
             "over the runs that interpolated",
         ],
-        reference=reference,
         published=_published_epochs(grid.every) if reference else [],
     )
 
@@ -308,7 +263,7 @@ def _published_epochs(lines: Sequence[Line]) -> list[str]:
 
 def plot_sweep(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
     """Figure 4: a column per batch size; below the lines, their spreads in ascending order."""
-    study = sweep(records, studies)
+    study = grids.sweep(records, studies)
     tests: list[AnyPanel] = []
     below: list[AnyPanel] = []
     for (b, _), lines in study.panels.items():
@@ -323,10 +278,9 @@ def plot_sweep(records: Records, studies: Studies, *, reference: bool = False) -
     return _plot(
         study,
         [tests, below],
-        legend=[_legend(lines) for lines in by_rate.values()],
+        legend=[grids.legend(lines) for lines in by_rate.values()],
         head="Test accuracy of SGD by learning rate η and L2 λ",
         about=[LINES, SPREAD],
-        reference=reference,
         row_height=2.9,
     )
 
@@ -340,10 +294,10 @@ METRICS = {  # what figures show, and of which model
 
 
 def plot_pairs(
-    where: str, family: Family, metric: str, records: Records, studies: Studies, *, reference: bool = False
+    where: str, family: grids.Family, metric: str, records: Records, studies: Studies, reference: bool = False
 ) -> Plot:
     """A row per batch size, a column per optimizer; other optimizers below."""
-    study = pairs(records, studies, family)
+    study = grids.pairs(records, studies, family)
     quantity, moment = METRICS[metric]
     panels: dict[tuple[int, str], AnyPanel] = {}
     for (b, name), lines in study.panels.items():
@@ -355,9 +309,9 @@ def plot_pairs(
     with_spreads = reference and metric == "test_accuracy"
     rows = []
     for b in study.batches:
-        row = [panels[b, name] for name in PAIR]
+        row = [panels[b, name] for name in grids.PAIR]
         if with_spreads:
-            labeled = [(name, line) for name in PAIR for line in study.panels[b, name]]
+            labeled = [(name, line) for name in grids.PAIR for line in study.panels[b, name]]
             spreads = _spreads(where, f"b = {b}", [line for _, line in labeled])
             named = [
                 r._replace(label=f"{name}, {r.label}")
@@ -365,14 +319,13 @@ def plot_pairs(
             ]
             row.append(spreads._replace(rows=named))
         rows.append(row)
-    others = dict.fromkeys(name for _, name in panels if name not in PAIR)
+    others = dict.fromkeys(name for _, name in panels if name not in grids.PAIR)
     rows += [[panels[b, name] for name in others] for b in study.batches if others]
     return _plot(
         study,
         rows,
         head=f"{quantity.capitalize()} by {family.title}, {moment}",
         about=[LINES, SPREAD] if with_spreads else [LINES],
-        reference=reference,
     )
 
 
@@ -384,67 +337,59 @@ PLAIN, ADAPTIVE = ("sgd", "momentum"), ("adam", "adamw", "muon", "muon-conv")
 def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
     """|beta|, the slope of validation accuracy on scale. A row per batch size against epoch, SGD left and
     adaptive methods right; below against the clocks, a line per batch size."""
-    grid = main_grid(records, studies)
-    sgd, adam = optimizer_style("sgd"), optimizer_style("adam")
-    with_l2 = penalized(records, studies, grid.selection)
-    label = f"sgd η = {with_l2.rate:g}, λ = {with_l2.l2:g}"
-    decayed = sgd._replace(marker="X", dash=":", hollow=True)
-    batches, every = grid.selection.batch_sizes(BATCHES), grid.batches
+    grid = grids.main_grid(records, studies)
+    with_l2, (_, rate, l2) = grids.penalized(records, studies, grid.selection)
+    decayed = optimizer_style("sgd")._replace(marker="X", dash=":", hollow=True)
+    batches, every = grid.selection.batch_sizes(grids.BATCHES), grid.batches
     of = {(line.label, b): line for (b, _), lines in grid.panels.items() for line in lines}
-    left = {
-        b: [*(of[name, b] for name in PLAIN if (name, b) in of), with_l2.line(b, label, decayed)]
-        for b in batches
-    }
+    label = f"sgd η = {rate:g}, λ = {l2:g}"
+    left = {b: [of[name, b] for name in PLAIN if (name, b) in of] for b in batches}
+    for b in batches:
+        left[b].append(with_l2.line(("sgd", rate, l2, b), label, decayed))
     right = {b: [of[name, b] for name in ADAPTIVE if (name, b) in of] for b in batches}
-
-    def by_batch(name: str, style: Style) -> list[Line]:
-        own = zip(every, variants(style, len(every)), strict=True)
-        return [grid.selection.line((name, b), f"{name}, b = {b}", shade) for b, shade in own]
-
+    sgd_lines, adam_lines = (
+        [
+            grid.selection.line((name, b), f"{name}, b = {b}", shade)
+            for b, shade in zip(every, variants(optimizer_style(name), len(every)), strict=True)
+        ]
+        for name in grids.PAIR
+    )
     shades = zip(every, variants(decayed, len(every)), strict=True)
-    l2_lines = [
-        with_l2.line(b, f"λ = {with_l2.l2:g}, b = {b}", shade._replace(hollow=True)) for b, shade in shades
-    ]
-    l2_lines = [line for line in l2_lines if line.recipe.batch_size in BATCHES or line.records]
-    sgd_lines, adam_lines = by_batch("sgd", sgd), by_batch("adam", adam)
+    l2_lines = [with_l2.line(("sgd", rate, l2, b), f"λ = {l2:g}, b = {b}", shade) for b, shade in shades]
+    l2_lines = [line for line in l2_lines if line.recipe.batch_size in grids.BATCHES or line.records]
     top = [line for b in batches for line in left[b] + right[b]]
     bottom = [*sgd_lines, *l2_lines, *adam_lines]
     curves = {line.key: beta_curve(line.records) for line in top + bottom if line.records}
     item = find("figure 6", of["sgd", 16].recipe, "beta") if reference else None
-    level = item.value if item else None
 
     def slopes(lines: Sequence[Line], clock: str | None = None) -> list[Series]:
         there = [line for line in lines if line.records]
-        return [beta_series(curves[line.key], clock, label=line.label, style=line.style) for line in there]
+        return [beta_series(curves[line.key], clock).named(line.label, line.style) for line in there]
 
-    def panel(title: str, x_title: str, series: Sequence[Series], level: float | None = None) -> Panel:
+    def panel(title: str, x_title: str, series: Sequence[Series], *, published: bool = False) -> Panel:
         made = Panel(title, x_title, BETA, series, log_x=x_title != "epoch", log_y=True)
+        level = item.value if item and published else None
         return made._replace(void="batch norm was cold in all epochs", published_level=level)
 
     rows = [
         [
-            panel(f"b = {b}, SGD", "epoch", slopes(left[b]), level),
+            panel(f"b = {b}, SGD", "epoch", slopes(left[b]), published=True),
             panel(f"b = {b}, adaptive", "epoch", slopes(right[b])),
         ]
         for b in batches
     ]
     decays = slopes(l2_lines, "l2")
     clocks = CLOCK_TITLES["sgd"] + (f"; with L2: {CLOCK_TITLES['l2']}" if decays else "")
-    rows.append(
-        [
-            panel("sgd", clocks, [*slopes(sgd_lines, "sgd"), *decays], level),
-            panel("adam", CLOCK_TITLES["adaptive"], slopes(adam_lines, "adaptive")),
-        ]
-    )
+    of_sgd = panel("sgd", clocks, [*slopes(sgd_lines, "sgd"), *decays], published=True)
+    rows.append([of_sgd, panel("adam", CLOCK_TITLES["adaptive"], slopes(adam_lines, "adaptive"))])
     return _plot(
         grid,
         rows,
         top + bottom,
-        legend=[_legend(top), _legend(bottom)],
+        legend=[grids.legend(top), grids.legend(bottom)],
         head="Slope β of validation accuracy on initialization scale, against epoch and against the clocks",
         about=[f"Lines: {SLOPE}"],
-        setting=origin(grid.selection, top + bottom, SWEPT).setting,
-        reference=reference,
+        setting=grids.origin(grid.selection, top + bottom, grids.SWEPT)["setting"],
         row_height=1.9,
     )
 
@@ -456,10 +401,10 @@ OF_PAPER: dict[str, Callable[..., Plot]] = {
     "2": plot_heatmaps,
     "3": plot_interpolation,
     "4": plot_sweep,
-    "5": partial(plot_pairs, "figure 5", DEPTHS, "test_accuracy"),
+    "5": partial(plot_pairs, "figure 5", grids.DEPTHS, "test_accuracy"),
     "6": plot_slopes,
-    "7": partial(plot_pairs, "figure 7", DEPTHS, "train_accuracy_last"),
-    "8": partial(plot_pairs, "figure 8", NORMS, "test_accuracy"),
+    "7": partial(plot_pairs, "figure 7", grids.DEPTHS, "train_accuracy_last"),
+    "8": partial(plot_pairs, "figure 8", grids.NORMS, "test_accuracy"),
 }
 NAMES = tuple(OF_PAPER)
 SCALE, MEMORY = "scale", "memory"

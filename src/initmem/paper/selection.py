@@ -171,7 +171,9 @@ def select(
         several = [name_of(fields, key) for key, n in groups.items() if n > 1]
         notes += [f"{name}: only the {', '.join(ignore)} with most runs" for name in several]
         notes += _not_shown(shown, others, goal, chosen)
-        notes += _failures(records, without, chosen)
+        lost = [record for record in records if record.status == "crashed"]
+        lost = [record for record in lost if _setting_of(record.run.recipe, without) == chosen]
+        notes += [f"{len(lost)} runs crashed"] if lost else []
     cells: dict[Key, list[RunRecord]] = {}
     for one in shown:
         cells[one.key] = max(cells.get(one.key, []), one.records, key=len)
@@ -217,42 +219,25 @@ def _with_own_rates(
 
 def _rate_notes(shown: Sequence[_Candidate], adopted: Sequence[_Candidate], index: int) -> list[str]:
     """The learning rate and L2 of every optimizer, where these differ."""
-    if not adopted:
-        return []
-    base = shown[0]
-    notes, differing = [], set()
-    for setting in dict.fromkeys(one.setting for one in adopted):
-        own = [one for one in adopted if one.setting == setting]
-        names = ", ".join(dict.fromkeys(one.key[index] for one in own))
-        notes.append(f"{names}: {_difference(own[0], base.setting)}")
-        differing |= {name for name, _ in set(setting) ^ set(base.setting)}
-    names = ", ".join(dict.fromkeys(one.key[index] for one in shown))
-    rates = ", ".join(phrase(base.recipe, name) for name in RATES if name in differing)
-    return [f"{names}: {rates}", *notes]
+    differing = {name for one in adopted for name, _ in set(one.setting) ^ set(shown[0].setting)}
+    names: dict[str, list[str]] = {}
+    for one in [*shown, *adopted] if adopted else ():
+        rates = ", ".join(phrase(one.recipe, name) for name in RATES if name in differing)
+        names.setdefault(rates, []).append(one.key[index])
+    return [f"{', '.join(dict.fromkeys(own))}: {rates}" for rates, own in names.items()]
 
 
 def _not_shown(
     shown: Sequence[_Candidate], others: Sequence[_Candidate], goal: set[Key], chosen: Setting
 ) -> list[str]:
     """Name what a reader might look for: the same at another size, or what would fill a gap."""
-    notes, elsewhere = [], 0
-    present = {one.key for one in shown}
-    for setting in dict.fromkeys(one.setting for one in others):
-        same = _procedure(setting) == _procedure(chosen)
-        keys = goal if same else goal - present
-        sought = [one for one in others if one.setting == setting and one.key in keys]
-        runs = sum(len(one.records) for one in sought)
-        if same and runs:
-            notes.append(f"Not shown: {runs} runs with {_difference(sought[0], chosen)}")
-        else:
-            elsewhere += runs
-    return notes + ([f"Not shown: {elsewhere} runs of other procedures"] if elsewhere else [])
-
-
-def _failures(records: Sequence[RunRecord], without: Sequence[str], chosen: Setting) -> list[str]:
-    lost = Counter(record.run.recipe for record in records if record.status == "crashed")
-    n = sum(count for recipe, count in lost.items() if _setting_of(recipe, without) == chosen)
-    return [f"{n} runs crashed"] if n else []
+    gaps, elsewhere = goal - {one.key for one in shown}, "of other procedures"
+    runs: Counter[str] = Counter()
+    for one in others:
+        same = _procedure(one.setting) == _procedure(chosen)
+        if one.key in (goal if same else gaps):
+            runs[f"with {_difference(one, chosen)}" if same else elsewhere] += len(one.records)
+    return [f"Not shown: {runs[of]} runs {of}" for of in sorted(runs, key=lambda of: of == elsewhere)]
 
 
 def _difference(one: _Candidate, base: Setting) -> str:

@@ -14,26 +14,14 @@ from initmem.errors import ConfigError, StoreError, allowed
 from initmem.labels import phrase
 from initmem.measures.design import bundled
 from initmem.measures.scales import median_interpolation
-from initmem.paper.lines import (
-    DEPTHS,
-    NORMS,
-    OPTIMIZERS,
-    SWEPT,
-    Lines,
-    main_grid,
-    missing,
-    origin,
-    pairs,
-    shared_scales,
-    sweep,
-)
+from initmem.paper import grids
 from initmem.paper.reference import find, memory_of, settings_of
 from initmem.paper.selection import Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots.series import spread_over, value_of
 from initmem.plots.styles import GUIDE
 from initmem.recipe import Recipe
 from initmem.study import recipes_of
-from initmem.table import MISSING, Cell, Column, Mean, Table, Value, cell
+from initmem.table import MISSING, Cell, Column, Kind, Mean, Table, Value, cell
 
 __all__ = ["NAMES", "make"]
 
@@ -63,8 +51,11 @@ def make(name: str, records: Records, studies: Studies, reference: bool = False)
 class Field(NamedTuple):
     """A column, and what it shows of a line; those of published values are shown on request."""
 
-    column: Column
+    title: str
+    about: str
     entry: Callable[[Line], Entry]
+    unit: str = ""
+    kind: Kind = "number"
     published: bool = False
 
 
@@ -72,7 +63,7 @@ def _lines_table(
     where: str,
     title: str,
     parts: Sequence[Sequence[Field]],
-    study: Lines,
+    study: grids.Lines,
     *,
     reference: bool,
     notes: Sequence[str] = (),
@@ -91,12 +82,12 @@ def _lines_table(
     published = sorted({item.n_scales for item in items if item and item.n_scales})
     scales = f"over {' or '.join(map(str, published))} scales; measured: over {len(grid)}"
     has_published = any(row[i] for row in rows for i in from_paper)
-    studies, machines, setting = origin(study.selection, lines)
+    origin = grids.origin(study.selection, lines)
     facts = {
         "Published spreads": scales if reference and grid and published else "",
-        "Study": studies,
-        "Machine": machines,
-        "Setting": setting,
+        "Study": origin["studies"],
+        "Machine": origin["machines"],
+        "Setting": origin["setting"],
     }
     every_note = [
         SPREAD if grid else "",
@@ -105,15 +96,9 @@ def _lines_table(
         *(f"{name}: {text}" for name, text in facts.items() if text),
         *study.notes,
     ]
-    return paper_table(
-        title,
-        [field.column for field in parts[0]],
-        rows,
-        [note for note in every_note if note],
-        missing(lines),
-        group,
-        name=where.capitalize(),
-    )
+    columns = [Column(field.title, field.kind, field.about, field.unit) for field in parts[0]]
+    told = [note for note in every_note if note]
+    return paper_table(title, columns, rows, told, grids.missing(lines), group, name=where.capitalize())
 
 
 def paper_table(
@@ -138,17 +123,11 @@ def paper_table(
 
 
 def _cell(entry: Entry, usual: int | None) -> Cell:
-    match entry:
-        case None:
-            return Cell(None, MISSING)
-        case Mean():
-            return Cell(entry, str(entry) if entry.n == usual else f"{entry} ({entry.n})")
-        case Cell():
-            return entry
-        case int() | float():
-            return cell(entry, "d" if isinstance(entry, int) else "g")
-        case _:
-            return cell(entry)
+    if isinstance(entry, Mean):
+        return Cell(entry, str(entry) if entry.n == usual else f"{entry} ({entry.n})")
+    if entry is None or isinstance(entry, Cell):
+        return entry or Cell(None, MISSING)
+    return cell(entry, "d" if isinstance(entry, int) else "g")
 
 
 # -- entries and fields -----------------------------------------------------------------------------------
@@ -186,25 +165,19 @@ def _number(value: float | None) -> Cell | None:
     return None if value is None else cell(value, ".1f")
 
 
-BATCH = Field(Column("b", about="batch size"), lambda line: line.recipe.batch_size)
-OPTIMIZER = Field(Column("optimizer", "text", "its name"), lambda line: line.recipe.optimizer)
-TAU_INTERP = Column("τ_interp", about="epoch of interpolation", unit="epochs")
-TAU_BEST = Column("τ_best", about="epoch of the selected model", unit="epochs")
+BATCH = Field("b", "batch size", lambda line: line.recipe.batch_size)
+OPTIMIZER = Field("optimizer", "its name", lambda line: line.recipe.optimizer, kind="text")
+TAU_INTERP = Field("τ_interp", "epoch of interpolation", _tau_interp, "epochs")
+TAU_BEST = Field("τ_best", "epoch of the selected model", _tau_best, "epochs")
 MEDIAN = "τ_interp: median, runs that never got there counted as later than their last epoch"
 
 
 def _label(title: str, about: str) -> Field:
-    return Field(Column(title, "text", about), lambda line: line.label)
+    return Field(title, about, lambda line: line.label, kind="text")
 
 
 def _published(
-    where: str,
-    title: str,
-    quantity: str,
-    unit: str,
-    *,
-    scale: float | None = None,
-    about: str = "published",
+    where: str, title: str, quantity: str, unit: str, scale: float | None = None, about: str = "published"
 ) -> Field:
     """A column of published values, such as those of "table 4"; blank where there is none."""
 
@@ -214,7 +187,7 @@ def _published(
             item = memory_of(line.recipe, where)
         return "" if item is None else str(item)
 
-    return Field(Column(title, about=about, unit=unit), entry, published=True)
+    return Field(title, about, entry, unit, published=True)
 
 
 def _at_scales(
@@ -228,15 +201,12 @@ def _at_scales(
     def at_scale(line: Line, *, scale: float) -> Entry:
         return entry(line.at(scale))
 
-    return [
-        Field(Column(f"σ = {scale:g}", about=about, unit=unit), partial(at_scale, scale=scale))
-        for scale in grid
-    ]
+    return [Field(f"σ = {scale:g}", about, partial(at_scale, scale=scale), unit) for scale in grid]
 
 
 def _spread(grid: Sequence[float]) -> Field:
-    column = Column("spread", about="range over scales (max - min)", unit="pp")
-    return Field(column, lambda line: _number(spread_over(line.records, grid)))
+    about = "range over scales (max - min)"
+    return Field("spread", about, lambda line: _number(spread_over(line.records, grid)), "pp")
 
 
 def _spread_fields(where: str, grid: Sequence[float]) -> list[Field]:
@@ -249,19 +219,19 @@ def _spread_fields(where: str, grid: Sequence[float]) -> list[Field]:
 MAIN_GRID_ONLY = (
     "Paper: stated are learning rate, decay, β₁, β₂ of the Adam family, schedule and epochs of the main grid"
 )
-COEFFICIENTS = ("momentum", "beta1", "beta2", "epsilon")
-SETTINGS = [
-    OPTIMIZER.column,
-    Column("η", about="learning rate"),
-    Column("λ (l2)", about="L2"),
-    Column("weight decay", about="decoupled weight decay"),
-    Column("momentum", about="its coefficient"),
-    Column("β₁", about="decay of the first moment"),
-    Column("β₂", about="decay of the second moment"),
-    Column("ε", about="added to the denominator"),
-    Column("schedule", "text", "of the learning rate"),
-    Column("epochs", about="length of training"),
-]
+COEFFICIENTS = ("momentum", "beta1", "beta2", "epsilon")  # blank where the optimizer has none
+SETTINGS = {  # by the field of a recipe
+    "optimizer": Column("optimizer", "text", "its name"),
+    "learning_rate": Column("η", about="learning rate"),
+    "l2": Column("λ (l2)", about="L2"),
+    "weight_decay": Column("weight decay", about="decoupled weight decay"),
+    "momentum": Column("momentum", about="its coefficient"),
+    "beta1": Column("β₁", about="decay of the first moment"),
+    "beta2": Column("β₂", about="decay of the second moment"),
+    "epsilon": Column("ε", about="added to the denominator"),
+    "schedule": Column("schedule", "text", "of the learning rate"),
+    "epochs": Column("epochs", about="length of training"),
+}
 
 
 def settings_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
@@ -272,11 +242,11 @@ def settings_table(records: Records, studies: Studies, *, reference: bool = Fals
             paper = (_unlike_published(recipe),) if reference else ()
             batches.setdefault((*_settings(recipe), *paper), set()).add(recipe.batch_size)
     present = [row[0] for row in batches]
-    names = wanted_first(OPTIMIZERS, present)
+    names = wanted_first(grids.OPTIMIZERS, present)
     ordered = sorted(batches, key=lambda row: (names.index(row[0]), row[1:4]))
-    absent = [name for name in OPTIMIZERS if name not in present]
+    absent = [name for name in grids.OPTIMIZERS if name not in present]
     columns = [
-        *SETTINGS,
+        *SETTINGS.values(),
         *([Column("paper", "text", "what the paper's main grid has instead")] if reference else []),
         Column("batch sizes", "text", "that were run or asked for"),
     ]
@@ -300,16 +270,11 @@ def settings_table(records: Records, studies: Studies, *, reference: bool = Fals
 def _settings(recipe: Recipe) -> tuple[Value, ...]:
     """The cells of a recipe, in the order of `SETTINGS`."""
     row = catalog.OPTIMIZERS.get(recipe.optimizer)
-    fields = row.fields if row else ()
-    return (
-        recipe.optimizer,
-        recipe.learning_rate,
-        recipe.l2,
-        recipe.weight_decay,
-        *(getattr(recipe, name) if name in fields else "" for name in COEFFICIENTS),
-        f"cosine to {recipe.lr_floor:g}" if recipe.schedule == "cosine" else recipe.schedule,
-        recipe.epochs,
-    )
+    blank = [name for name in COEFFICIENTS if row is None or name not in row.fields]
+    cells = {name: "" if name in blank else getattr(recipe, name) for name in SETTINGS}
+    if recipe.schedule == "cosine":
+        cells["schedule"] = f"cosine to {recipe.lr_floor:g}"
+    return tuple(cells.values())
 
 
 def _unlike_published(recipe: Recipe) -> str:
@@ -324,6 +289,7 @@ def _unlike_published(recipe: Recipe) -> str:
 
 # -- tables 2 and 3 ---------------------------------------------------------------------------------------
 
+VALIDATION, BEST = "validation accuracy", "val_accuracy_best"
 MOMENTS = [
     "At τ_interp and repair gap: over the runs that interpolated (99.5% train accuracy)",
     "A negative repair gap: the least validation loss came before interpolation; accuracy rose until then",
@@ -335,7 +301,7 @@ def moments_table(
     where: str, target: float, records: Records, studies: Studies, *, reference: bool = False
 ) -> Table:
     """Table 2 or 3: validation accuracy at three moments, from the scale nearest to `target`."""
-    grid = main_grid(records, studies)
+    grid = grids.main_grid(records, studies)
     scale = min(grid.selection.scales(), key=lambda scale: (abs(scale - target), scale), default=target)
     at_scale = {key: [line.at(scale) for line in lines] for key, lines in grid.panels.items()}
     stands_in = f"σ = {scale:g} stands in for {target:g}, which the store lacks"
@@ -343,37 +309,24 @@ def moments_table(
     def reached(line: Line) -> int:
         return sum(record.summary.tau_interp is not None for record in line.records)
 
-    def once_reached(metric: str, otherwise: str) -> Callable[[Line], Entry]:
+    def once(metric: str, otherwise: str = "not reached") -> Callable[[Line], Entry]:
         return lambda line: _mean(line, metric) if reached(line) or not line.records else otherwise
 
-    def field(title: str, about: str, entry: Callable[[Line], Entry], unit: str = "%") -> Field:
-        return Field(Column(title, about=about, unit=unit), entry)
+    def interpolated(line: Line) -> str | None:
+        return f"{reached(line)} of {len(line.records)}" if line.records else None
 
     fields = [
         BATCH,
         OPTIMIZER,
-        field(
-            "at τ_interp",
-            "validation accuracy when interpolation is reached",
-            once_reached("val_accuracy_interp", "not reached"),
-        ),
-        field(
-            "at τ_best",
-            "validation accuracy of the selected model",
-            partial(_mean, metric="val_accuracy_best"),
-        ),
-        field("last epoch", "validation accuracy at the end", partial(_mean, metric="val_accuracy_last")),
-        field("repair gap", "at τ_best less at τ_interp", once_reached("repair_gap", ""), "pp"),
-        Field(TAU_INTERP, _tau_interp),
-        Field(TAU_BEST, _tau_best),
-        field(
-            "interpolated",
-            "runs that reached interpolation",
-            lambda line: f"{reached(line)} of {len(line.records)}" if line.records else None,
-            "runs",
-        ),
-        field("test", "test accuracy of the selected model", _mean),
-        _published(where, "test, paper", "test", "%", scale=scale),
+        Field("at τ_interp", f"{VALIDATION} when interpolation is reached", once("val_accuracy_interp"), "%"),
+        Field("at τ_best", f"{VALIDATION} of the selected model", partial(_mean, metric=BEST), "%"),
+        Field("last epoch", f"{VALIDATION} at the end", partial(_mean, metric="val_accuracy_last"), "%"),
+        Field("repair gap", "at τ_best less at τ_interp", once("repair_gap", ""), "pp"),
+        TAU_INTERP,
+        TAU_BEST,
+        Field("interpolated", "runs that reached interpolation", interpolated, "runs"),
+        Field("test", "test accuracy of the selected model", _mean, "%"),
+        _published(where, "test, paper", "test", "%", scale),
         _published(where, "τ_interp, paper", "tau_interp", "epochs"),
         _published(where, "τ_best, paper", "tau_best", "epochs"),
     ]
@@ -392,8 +345,8 @@ def moments_table(
 
 def sweep_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
     """Table 4: learning rate x L2, then Adam and long training."""
-    study = sweep(records, studies)
-    grid = shared_scales(study.every) or SCALES
+    study = grids.sweep(records, studies)
+    grid = grids.shared_scales(study.every) or SCALES
 
     def train_accuracy(line: Line) -> Cell | None:
         here = [record for record in line.records if record.run.scale in grid]
@@ -408,10 +361,10 @@ def sweep_table(records: Records, studies: Studies, *, reference: bool = False) 
 
     fields = [
         BATCH,
-        Field(Column("recipe", "text", "optimizer, learning rate and L2"), recipe),
-        Field(Column("schedule", "text", "of the learning rate"), schedule),
+        Field("recipe", "optimizer, learning rate and L2", recipe, kind="text"),
+        Field("schedule", "of the learning rate", schedule, kind="text"),
         *_spread_fields("table 4", grid),
-        Field(Column("train", about="train accuracy of the selected models", unit="%"), train_accuracy),
+        Field("train", "train accuracy of the selected models", train_accuracy, "%"),
     ]
     return _lines_table(
         "table 4",
@@ -436,15 +389,15 @@ QUANTITIES: dict[str, tuple[Callable[[Line], Entry], str]] = {  # at every scale
 
 def depth_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
     """Table 5: accuracies by network, and below them when it fitted and when it was selected."""
-    study = pairs(records, studies, DEPTHS)
-    grid = shared_scales(study.every) or SCALES
+    study = grids.pairs(records, studies, grids.DEPTHS)
+    grid = grids.shared_scales(study.every) or SCALES
     about = "published: of test accuracy the spread (pp), else at every scale"
 
     def fields(name: str) -> list[Field]:
         entry, published = QUANTITIES[name]
         spread = _spread(grid)
         return [
-            Field(Column("quantity", "text", "what the row shows"), lambda _: name),
+            Field("quantity", "what the row shows", lambda _: name, kind="text"),
             BATCH,
             OPTIMIZER,
             _label("network", "its name"),
@@ -467,14 +420,10 @@ def depth_table(records: Records, studies: Studies, *, reference: bool = False) 
 
 def norms_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
     """Table 6: normalization and augmentation."""
-    study = pairs(records, studies, NORMS)
-    grid = shared_scales(study.every) or SCALES
-    fields = [
-        BATCH,
-        OPTIMIZER,
-        _label("normalization", "and augmentation"),
-        *_spread_fields("table 6", grid),
-    ]
+    study = grids.pairs(records, studies, grids.NORMS)
+    grid = grids.shared_scales(study.every) or SCALES
+    kind = _label("normalization", "and augmentation")
+    fields = [BATCH, OPTIMIZER, kind, *_spread_fields("table 6", grid)]
     title = "Test accuracy by normalization and augmentation"
     return _lines_table("table 6", title, [fields], study, reference=reference, grid=grid, group=2)
 
@@ -492,18 +441,18 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
     wanted = [(*recipe, b) for recipe in BEST_RECIPES for b in BEST_BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
     standard = [key for key in wanted if key[0] == "momentum"]
-    best = select(records, studies, SWEPT, standard, prefer={"augment": AUGMENT})
+    best = select(records, studies, grids.SWEPT, standard, prefer={"augment": AUGMENT})
     # A study of this name may have been changed by its user: its recipes are wanted too.
     asked = [recipe for study in studies if study.name == "best-recipe" for recipe in study.recipes]
-    keys = wanted_first(wanted, [tuple(recipe.get(name) for name in SWEPT) for recipe in asked])
-    lines = [best.line(key, name_of(SWEPT[:3], key[:3]), GUIDE) for key in keys]
+    keys = wanted_first(wanted, [tuple(recipe.get(name) for name in grids.SWEPT) for recipe in asked])
+    lines = [best.line(key, name_of(grids.SWEPT[:3], key[:3]), GUIDE) for key in keys]
     scales = best.scales()
     small, large = BEST_SCALES if not scales or set(BEST_SCALES) <= set(scales) else (scales[0], scales[-1])
     return _lines_table(
         "table 7",
         "The standard recipe and Adam",
         [_best_fields(small, large)],
-        Lines(best, {(0, ""): lines}, best.notes),
+        grids.Lines(best, {(0, ""): lines}, best.notes),
         reference=reference,
         notes=[
             *_best_deviations(best, small, large),
@@ -516,9 +465,9 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
 
 def _best_fields(small: float, large: float) -> list[Field]:
     def at(scale: float) -> list[Field]:
-        column = Column(f"test, σ = {scale:g}", about="test accuracy at that scale", unit="%")
-        published = _published("table 7", f"paper, σ = {scale:g}", "test", "%", scale=scale)
-        return [Field(column, lambda line: _mean(line.at(scale))), published]
+        about = "test accuracy at that scale"
+        published = _published("table 7", f"paper, σ = {scale:g}", "test", "%", scale)
+        return [Field(f"test, σ = {scale:g}", about, lambda line: _mean(line.at(scale)), "%"), published]
 
     def difference(line: Line) -> Entry:
         first, second = _mean(line.at(small)), _mean(line.at(large))
@@ -537,10 +486,10 @@ def _best_fields(small: float, large: float) -> list[Field]:
         BATCH,
         *at(small),
         *at(large),
-        Field(Column("|Δ|", about="difference between the two scales", unit="pp"), difference),
+        Field("|Δ|", "difference between the two scales", difference, "pp"),
         _published("table 7", "|Δ|, paper", "gap", "pp"),
-        Field(TAU_INTERP, partial(both, text=_tau_interp)),
-        Field(TAU_BEST, partial(both, text=selected)),
+        TAU_INTERP._replace(entry=partial(both, text=_tau_interp)),
+        TAU_BEST._replace(entry=partial(both, text=selected)),
     ]
 
 

@@ -7,30 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
-from matplotlib.ticker import (
-    FixedLocator,
-    LogFormatterSciNotation,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-    StrMethodFormatter,
-)
 
 from initmem.intervention import Level, level_text
-from initmem.plots.model import (
-    SYMBOLS,
-    Heatmap,
-    Interval,
-    Intervals,
-    Panel,
-    Series,
-    Style,
-    numbered,
-    numbers,
-)
+from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Panel, Series, Style, numbered, numbers
 
 FAINT, INK = "#8A8A8A", "#404040"
 MANY = 12  # points beyond which only some carry a marker
@@ -103,11 +85,8 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
 def _frame(axes: Axes, panel: Panel) -> None:
     """Limits, ticks and words that a panel asks for."""
     for text in panel.texts:
-        sides: Options = {
-            "ha": "right" if text.x > 0.5 else "left",
-            "va": "top" if text.y > 0.5 else "bottom",
-        }
-        axes.text(text.x, text.y, text.text, transform=axes.transAxes, **sides)
+        across, up = "right" if text.x > 0.5 else "left", "top" if text.y > 0.5 else "bottom"
+        axes.text(text.x, text.y, text.text, transform=axes.transAxes, ha=across, va=up)
     if panel.y_ticks is not None:
         axes.set_yticks(list(panel.y_ticks), list(panel.y_ticks.values()))
     if panel.x_limits is not None:
@@ -125,27 +104,29 @@ def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
     ticks = [x for series in panel.series for x in numbers(series.x)]
     if panel.log_x and 0 < 10 * min(ticks) < max(ticks):
         axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         if max(ticks) < 100 * min(ticks):  # labels at powers of ten alone could be a single one
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 3)))
             axes.xaxis.set_major_formatter(
-                LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9))
+                ticker.LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9))
             )
     elif panel.log_x or panel.x_title == "epoch":
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))
+        axes.xaxis.set_major_locator(
+            ticker.MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch")
+        )
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))
     if panel.ceiling is not None:
         values = [y for series in panel.series for y in series.y if y > 0]
         axes.set_yscale("log")
         axes.set_ylim(0.8 * min([*values, panel.ceiling / 2]), 1.3 * panel.ceiling)
         rungs = [m * 10**k for k in range(6) for m in (1, 2, 5) if 1.3 * m * 10**k <= panel.ceiling]
-        axes.yaxis.set_major_locator(FixedLocator([*rungs, panel.ceiling]))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_major_locator(ticker.FixedLocator([*rungs, panel.ceiling]))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+        axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
     elif log_limits is not None:
         axes.set_yscale("log")
         axes.set_ylim(log_limits)
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
@@ -216,12 +197,8 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
         axes.barh(i, row.noise_range, height=0.6, color="#D9D9D9", label="noise range" if i == 0 else "")
     if row.value is None:  # on the side where no published value stands
         right = row.reference is None or row.reference < 0.5 * limit
-        beside: Options = {
-            "transform": axes.get_yaxis_transform(),
-            "ha": "right" if right else "left",
-            "va": "center",
-        }
-        axes.text(0.99 if right else 0.02, i, row.void, **beside, color=FAINT)
+        beside: Options = {"transform": axes.get_yaxis_transform(), "ha": "right" if right else "left"}
+        axes.text(0.99 if right else 0.02, i, row.void, **beside, va="center", color=FAINT)
     else:
         if row.low is not None and row.high is not None:
             axes.plot([row.low, row.high], [i, i], color=color, linewidth=1.4)
@@ -229,7 +206,7 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
             axes.plot([0.0, row.value], [i, i], color=color, linewidth=1.0, alpha=0.6)
         axes.plot(row.value, i, row.style.marker, color=color, markersize=4.5, clip_on=False)
     if row.reference is not None:
-        sign = "<" if row.is_bound else "D"
+        sign = "<" if row.relation in ("<", "<=") else "D"
         axes.plot(row.reference, i, sign, color="none", mec="black", mew=0.9, ms=6, clip_on=False)
 
 

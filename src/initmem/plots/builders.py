@@ -65,7 +65,7 @@ def scale_plot(
     for one in shown:
         title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
         series = [
-            profile_series(group, one.name, label=label, style=style)
+            profile_series(group, one.name).named(label, style)
             for label, style, group in _styled(records, order)
         ]
         panels.append(Panel(title, SIGMA, one.title, series, top=100.0 if one.is_percentage else None))
@@ -89,8 +89,7 @@ def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """The median interpolation epoch against scale, a line per recipe."""
     series = [
-        interpolation_series(group, label=label, style=style)
-        for label, style, group in _styled(records, order)
+        interpolation_series(group).named(label, style) for label, style, group in _styled(records, order)
     ]
     last = float(max((record.summary.epochs for record in records), default=0))
     panel = Panel("Interpolation epoch", SIGMA, "interpolation epoch", series, ceiling=last, log_y=True)
@@ -108,7 +107,7 @@ def beta_plot(
     if clock is not None and clock not in CLOCK_TITLES:
         raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
     series = [
-        beta_series(beta_curve(group, metric), clock, label=label, style=style)
+        beta_series(beta_curve(group, metric), clock).named(label, style)
         for label, style, group in _styled(records, order)
     ]
     drawn = [one for one in series if np.isfinite(one.y).any()]

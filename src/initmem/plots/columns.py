@@ -35,18 +35,12 @@ STATUS: Columns = {
     "training": Column("training", about="being trained now"),
     "missing": Column("missing", about="without a record yet"),
 }
-TIME = Column("time", "text", "rough estimate for this machine")
 STUDIES: Columns = {
     "study": Column("study", "text", "its name"),
     "title": Column("question", "text", "what it asks", room=46),
-    "runs": Column("runs", about="number of runs at its default preset"),
-    "time": TIME,
-}
-PRESETS: Columns = {
-    "study": Column("study", "text", "its name"),
-    "preset": Column("preset", "text", "for --preset; the first of a study is its default"),
+    "preset": Column("preset", "text", "for --preset; the first is the default of the study"),
     "runs": Column("runs", about="number of runs"),
-    "time": TIME,
+    "time": Column("time", "text", "rough estimate for this machine"),
     "flops": Column("operations", about="floating-point operations of all runs", form=".1e", priority=1),
     "about": Column("about", "text", "what it trains", room=36),
 }
@@ -58,11 +52,6 @@ PLAN: Columns = {
     "note": Column("note", "text", "why runs are trained alone, and what the scale leaves as it is", room=32),
     "updates": Column("updates", about="optimizer updates per run"),
     "flops": Column("operations", about="floating-point operations of all its runs", form=".1e", priority=5),
-    "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
-    "clock_l2": Column("l2", about="L2 clock at the last epoch", form=".3g", priority=2),
-    "clock_adaptive": Column(
-        "sum of lr", about="sum of learning rates at the last epoch", form=".3g", priority=1
-    ),
 }
 CLOCK_COLUMNS: Columns = {
     "recipe": RECIPE,
@@ -140,31 +129,19 @@ THEORY: Columns = {
     "apart_epochs": Column("apart_epochs", about="disagreement of the family against epochs", priority=1),
     "apart_clock": Column("apart_clock", about="disagreement of the family against its clock", priority=1),
 }
-ADVICE: Columns = {
+ADVICE: Columns = {  # of recipes, and of what a store recorded
     "recipe": RECIPE,
+    "verdict": Column("verdict", "text", "on its runs"),
+    "memory": Column("memory", about="of its runs", form=".3g"),
+    "unit": Column("unit", "text", "of the memory", priority=4),
     "updates": CLOCK_COLUMNS["updates"]._replace(priority=9),
     **{
         name: CLOCK_COLUMNS[name]._replace(form=".3g", priority=5) for name in CLOCKS if name in CLOCK_COLUMNS
     },
     "family": Column("family", "text", "of recipes with the same clock", priority=3),
     "value": Column("clock", about="of the family, at learning rate / (1 - momentum)", form=".3g"),
+    "clock": Column("clock", about="of the family, as recorded", form=".3g"),
     "paper": Column("paper", "text", "the nearest clock that it saw: memory, clock, recipe", room=24),
+    "records": Column("records", "text", "their nearest clock: memory, clock, recipe, store", room=24),
     "advice": Column("changes", "text", "each alone reaches the clock of a recipe that forgot", room=30),
-}
-RECORDED_ADVICE: Columns = {
-    "recipe": RECIPE,
-    "verdict": Column("verdict", "text", "on its runs"),
-    "memory": Column("memory", about="of its runs", form=".3g"),
-    "unit": Column("unit", "text", "of the memory", priority=4),
-    "family": ADVICE["family"],
-    "clock": ADVICE["value"],
-    "advice": ADVICE["advice"],
-}
-SEEN: Columns = {
-    "asked": Column("recipe", "text", "that was asked for"),
-    "clock": Column("clock", about="of the recipe that was seen, at its last epoch", form=".3g"),
-    "text": Column("memory", "text", "of its runs"),
-    "verdict": Column("verdict", "text", "on its runs"),
-    "recipe": Column("seen", "text", "recipe of the same family, the nearest clock first", room=30),
-    "source": Column("in", "text", "the store or archive", priority=2),
 }

@@ -19,15 +19,7 @@ from matplotlib.text import Text
 
 from initmem.errors import ConfigError, StoreError
 from initmem.files import write_output
-from initmem.plots.axes import (
-    FAINT,
-    INK,
-    draw_heatmap,
-    draw_intervals,
-    draw_panel,
-    line_options,
-    no_runs,
-)
+from initmem.plots.axes import FAINT, INK, draw_heatmap, draw_intervals, draw_panel, line_options, no_runs
 from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, caption, log_limits
 from initmem.record import INTERPOLATION
 

@@ -54,6 +54,10 @@ class Series(NamedTuple):
     name: str = ""  # the label in full, where a panel's title holds a part of it
     recipe_id: str = ""
 
+    def named(self, label: str, style: Style) -> Series:
+        """The same series with a label and a style."""
+        return self._replace(label=label, style=style)
+
     def known(self) -> list[float]:
         """The values that are there."""
         return [y for y in self.y if not math.isnan(y)]
@@ -71,10 +75,6 @@ class Series(NamedTuple):
         """Indices of the points with a value whose neighbors have none."""
         there = [False, *(not math.isnan(y) for y in self.y), False]
         return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
-
-    def at(self, x: Level) -> int | None:
-        """The index of a point."""
-        return list(self.x).index(x) if x in self.x else None
 
 
 class Mark(NamedTuple):
@@ -107,11 +107,6 @@ class Interval(NamedTuple):
     reference_scales: int | None = None  # over how many scales it was taken
     void: str = "no runs"  # why there is no value
     verdict: str = ""  # of a memory
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the published value is an upper bound."""
-        return self.relation in ("<", "<=")
 
 
 class Intervals(NamedTuple):
@@ -172,7 +167,6 @@ class Heatmap(NamedTuple):
     limits: tuple[float, float]  # of the colors, shared by all maps of a plot
     crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
     intervals: Sequence[Interval] = ()  # written right of each row
-    n_scales: int = 0  # over how many scales they were taken
 
     def has_runs(self) -> bool:
         """Whether there is anything to draw."""

@@ -1,4 +1,7 @@
-"""From records to series: the one place where means, percentiles, intervals and counts are taken. Pure."""
+"""From records to series: the one place where means, percentiles, intervals and counts are taken. Pure.
+
+The caller gives a series its label and style.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,7 @@ def scale_series(
     records: Sequence[RunRecord],
     value: Value,
     expected: Mapping[float, int] | None = None,
-    *,
     bounds: tuple[float, float] = (-math.inf, math.inf),
-    label: str = "",
-    style: Style = UNSTYLED,
 ) -> Series:
     """Mean, 95% band for all scales at once, 95% interval of each mean, and n of a value, scale by scale.
 
@@ -70,9 +70,9 @@ def scale_series(
     bands = dict(zip(trained, band, strict=True))
     samples = [list(values.get(scale, {}).values()) for scale in scales]
     return Series(
-        label=label,
-        style=style,
-        x=scales,
+        "",
+        UNSTYLED,
+        scales,
         y=[float(np.mean(sample)) if sample else math.nan for sample in samples],
         low=[bands.get(scale, (math.nan, math.nan))[0] for scale in scales],
         high=[bands.get(scale, (math.nan, math.nan))[1] for scale in scales],
@@ -85,16 +85,10 @@ def scale_series(
 
 
 def profile_series(
-    records: Sequence[RunRecord],
-    metric: str,
-    expected: Mapping[float, int] | None = None,
-    *,
-    label: str = "",
-    style: Style = UNSTYLED,
+    records: Sequence[RunRecord], metric: str, expected: Mapping[float, int] | None = None
 ) -> Series:
     """A metric by scale, in the unit in which it is shown."""
-    bounds = metric_of(metric).bounds
-    return scale_series(records, value_of(metric), expected, bounds=bounds, label=label, style=style)
+    return scale_series(records, value_of(metric), expected, metric_of(metric).bounds)
 
 
 def mean_limits(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
@@ -106,13 +100,7 @@ def mean_limits(values: Sequence[float] | np.ndarray) -> tuple[float, float] | N
     return mean - half, mean + half
 
 
-def interpolation_series(
-    records: Sequence[RunRecord],
-    expected: Mapping[float, int] | None = None,
-    *,
-    label: str = "",
-    style: Style = UNSTYLED,
-) -> Series:
+def interpolation_series(records: Sequence[RunRecord], expected: Mapping[float, int] | None = None) -> Series:
     """The median interpolation epoch by scale; NaN where half of the runs never interpolate.
 
     Here `n_censored` counts runs of `n`: they never interpolate, but they are part of the estimate.
@@ -122,9 +110,9 @@ def interpolation_series(
     level = 1 - ALPHA / max(1, len(groups))  # Bonferroni: the limits hold for all scales at once
     medians = [median_interpolation(groups.get(scale, ()), level) for scale in scales]
     return Series(
-        label=label,
-        style=style,
-        x=scales,
+        "",
+        UNSTYLED,
+        scales,
         y=[one.median or math.nan for one in medians],
         low=[one.low or math.nan if one.median else math.nan for one in medians],
         high=[one.high or math.inf if one.median else math.nan for one in medians],
@@ -135,22 +123,13 @@ def interpolation_series(
     )
 
 
-def beta_series(
-    curve: BetaCurve, clock: str | None = None, *, label: str = "", style: Style = UNSTYLED
-) -> Series:
+def beta_series(curve: BetaCurve, clock: str | None = None) -> Series:
     """|beta| against epoch or a clock, with a band for all epochs at once and the interval at each."""
     low, high = folded(curve.band_low, curve.band_high)
     ticks = curve.epochs if clock is None else curve.clocks[clock]
-    return Series(
-        label=label,
-        style=style,
-        x=ticks.tolist(),
-        y=np.abs(curve.beta).tolist(),
-        low=low,
-        high=high,
-        limits=list(zip(*folded(curve.low, curve.high), strict=True)),
-        n=[curve.n_runs] * len(low),
-    )
+    limits = list(zip(*folded(curve.low, curve.high), strict=True))
+    y, n = np.abs(curve.beta).tolist(), [curve.n_runs] * len(low)
+    return Series("", UNSTYLED, ticks.tolist(), y, low, high, limits, n)
 
 
 def folded(low: Array, high: Array) -> tuple[list[float], list[float]]:

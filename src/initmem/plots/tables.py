@@ -13,7 +13,7 @@ from html import escape
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -22,25 +22,16 @@ from initmem.table import Cell, Column, Mean, Table, cell_text
 
 GAP = 2  # between two columns: the divider of the box and a space
 LONGEST_WORD = 30  # longer words (paths, hashes) are broken
-COLORS = {
-    "remembers": "yellow",
-    "forgets": "green",
-    "inconclusive": "dim",
-    "untrained": "dim",
-    "not": "dim",  # not applicable
-    "remark": "dim",
-    "strong": "bold",
-}
+COLORS = {  # in a terminal; not applicable begins with "not"
+    "remembers": "yellow", "forgets": "green", "inconclusive": "dim", "untrained": "dim", "not": "dim",
+    "remark": "dim", "strong": "bold",
+}  # fmt: skip
+HTML_COLORS = {
+    "remembers": "#c75b12", "forgets": "#0b8a63", "inconclusive": "#7a8490", "untrained": "#7a8490",
+}  # fmt: skip
 # Control characters, and the marks that reverse the direction of text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
-HTML_COLORS = {
-    "remembers": "#c75b12",
-    "forgets": "#0b8a63",
-    "inconclusive": "#7a8490",
-    "untrained": "#7a8490",
-}
-
 LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "—": "---",
@@ -144,12 +135,8 @@ def _total(widths: Sequence[int]) -> int:
 def _grid(table: Table, widths: Sequence[int]) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for column, width in zip(table.columns, widths, strict=True):
-        grid.add_column(
-            _text(str(column)),
-            justify="right" if column.kind == "number" else "left",
-            width=width,
-            overflow="fold",
-        )
+        side: JustifyMethod = "right" if column.kind == "number" else "left"
+        grid.add_column(_text(str(column)), justify=side, width=width, overflow="fold")
     for part in table.parts():
         for row in part:
             grid.add_row(*(_text(cell.text, _color(cell)) for cell in row))
@@ -159,16 +146,13 @@ def _grid(table: Table, widths: Sequence[int]) -> Grid:
 
 def _stacked(table: Table) -> Group:
     """One cell per line, where the screen is too narrow for a table."""
-    heads = table.heads
-    indent = max(map(len, heads), default=0) + GAP
-    lines = [
-        [
-            _text(f"{head:<{indent}}", "dim") + _text(cell.text, _color(cell))
-            for head, cell in zip(heads, row, strict=True)
-        ]
-        for row in table.rows
-    ]
-    return Group(*(line for row in lines for line in [*row, _text("")]))
+    indent = max(map(len, table.heads), default=0) + GAP
+    lines = []
+    for row in table.rows:
+        for head, cell in zip(table.heads, row, strict=True):
+            lines.append(_text(f"{head:<{indent}}", "dim") + _text(cell.text, _color(cell)))
+        lines.append(_text(""))
+    return Group(*lines)
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -93,20 +93,13 @@ def learning(content: Content) -> dict[str, Plot]:
 def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Series]:
     means, n, levels = item.learning(column)
     at = thinned(means.shape[1], MOST_EPOCHS)
-    epochs = [float(epoch + 1) for epoch in at]
-    return [
-        Series(
-            at_level(level),
-            ORDERED[i],
-            epochs,
-            means[row, at].tolist(),
-            n=n[row, at].tolist(),
-            recipe_id=item.recipe.id,
-        )
-        for i, level in enumerate(shown)
-        for row, own in enumerate(levels)
-        if own == level
-    ]
+    series = []
+    for level, style in zip(shown, ORDERED, strict=False):
+        if level in levels:
+            y, counts = (values[levels.index(level), at].tolist() for values in (means, n))
+            epochs = [float(epoch + 1) for epoch in at]
+            series.append(Series(at_level(level), style, epochs, y, n=counts, recipe_id=item.recipe.id))
+    return series
 
 
 def slopes(content: Content) -> dict[str, Plot]:
@@ -186,10 +179,12 @@ def facets_by_study(content: Content) -> list[Facet]:
     for recipe in content.stats:
         study = content.study_of(recipe)
         groups.setdefault(f"{study.name} ({study.preset})" if study else "other runs", []).append(recipe)
-    split = [(name, title, recipes) for name, group in groups.items() for title, recipes in _split(group)]
-    if len(groups) == 1:
-        return _styled([(title, recipes) for _, title, recipes in split])
-    return _styled([(f"{name}, {title}" if title else name, recipes) for name, title, recipes in split])
+    charts = []
+    for name, group in groups.items():
+        for title, recipes in _split(group):
+            parts = [name, title] if len(groups) > 1 else [title]
+            charts.append((", ".join(filter(None, parts)), recipes))
+    return _styled(charts)
 
 
 def facets_by_family(content: Content) -> list[Facet]:
@@ -257,14 +252,10 @@ def _title(recipe: AnyRecipe, name: str) -> str:
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-STEPS = 9  # colors of heat maps in the style sheet, h0 to h8
-
-
 class HeatCell(NamedTuple):
-    """One cell: every cell has its number, the color `step` only helps the eye; -1: no value."""
+    """One cell: every cell has its number, the color only helps the eye; None: no value."""
 
-    text: str
-    step: int
+    value: float | None
     tip: str
     href: str
 
@@ -282,14 +273,6 @@ class HeatMap(NamedTuple):
     def text(self, value: float) -> str:
         """A value as it stands in a cell."""
         return format(value, self.form)
-
-    def cell(self, value: float | None, tip: str, href: str) -> HeatCell:
-        """A cell with its color; empty where there is no value."""
-        if value is None:
-            return HeatCell("", -1, tip, "")
-        low, high = self.limits
-        step = min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
-        return HeatCell(self.text(value), step, tip, href)
 
 
 def memory_map(content: Content) -> HeatMap | None:
@@ -309,9 +292,9 @@ def memory_map(content: Content) -> HeatMap | None:
 
     def cell(row: Memory | None) -> HeatCell:
         if row is None:
-            return heat.cell(None, "no value", "")
+            return HeatCell(None, "no value", "")
         tip = f"{row.recipe}: {row}, n = {row.n_scales} × {row.n_seeds}"
-        return heat.cell(row.memory, tip, runs_of(row.recipe_id))
+        return HeatCell(row.memory, tip, runs_of(row.recipe_id))
 
     return heat._replace(
         rows=[(name, [cell(family.get(b)) for b in sizes]) for name, family in families.items()]
@@ -334,10 +317,9 @@ def layer_maps(content: Content) -> list[HeatMap]:
             cells = []
             for epoch in epochs:
                 cosine = layers[name].get(epoch)
-                words = "no value" if cosine is None else f"cosine {cosine:.3f}"
-                cells.append(
-                    heat.cell(cosine, f"{title}, {name}, epoch {epoch}: {words}", runs_of(recipe.id))
-                )
+                tip = f"{title}, {name}, epoch {epoch}: "
+                tip += "no value" if cosine is None else f"cosine {cosine:.3f}"
+                cells.append(HeatCell(cosine, tip, runs_of(recipe.id)))
             rows.append((name, cells))
         maps.append(heat._replace(rows=rows))
     return maps

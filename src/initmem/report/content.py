@@ -19,22 +19,9 @@ from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.intervention import Level, level_text
 from initmem.labels import common, labels
+from initmem.measures import design
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse, families
-from initmem.measures.design import (
-    Analysis,
-    analyses_of,
-    by_level,
-    by_recipe,
-    curve_metrics,
-    curves,
-    default_metric,
-    followed_metric,
-    of_scales,
-    own_metrics,
-    plain,
-    profile,
-)
 from initmem.measures.elasticity import by_epoch, kernels_of
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory, judged, measured
@@ -63,12 +50,14 @@ def at_level(level: Level) -> str:
 class RecipeStats:
     """The measures of one recipe: the first ones need summaries of records only, the later ones histories."""
 
-    def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
+    def __init__(self, records: Sequence[RunRecord], analysis: design.Analysis | None = None) -> None:
         self._records, self._analysis = records, analysis
-        self._trained = [record for record in plain(records) if record.status != "crashed"]
+        self._trained = [record for record in design.plain(records) if record.status != "crashed"]
         self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
-        self.runs = {scale: [record.id for record in at] for scale, at in by_level(self._trained).items()}
+        self.runs = {
+            scale: [record.id for record in at] for scale, at in design.by_level(self._trained).items()
+        }
         self.epochs = max(record.summary.epochs for record in records)  # of the longest run
 
     @cached_property
@@ -79,7 +68,7 @@ class RecipeStats:
     @cached_property
     def metric(self) -> str:
         """The metric of the memory: test accuracy, or the next best that user code records."""
-        return default_metric(self._records)
+        return design.default_metric(self._records)
 
     @cached_property
     def train_metric(self) -> str | None:
@@ -94,7 +83,7 @@ class RecipeStats:
     @cached_property
     def settling(self) -> Series:
         """The memory with its 95% interval from the first 2, 3, 4, 6 ... seeds."""
-        seeds = profile(self._trained, self.metric).seeds if self._trained else ()
+        seeds = design.profile(self._trained, self.metric).seeds if self._trained else ()
         rows = [
             measured([r for r in self._trained if r.run.seed in seeds[:n]], self.metric, with_fit=False)
             for n in sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
@@ -110,16 +99,10 @@ class RecipeStats:
             self._curves[metric] = profile_series(self._trained, metric)
         return self._curves[metric]
 
-    @property
-    def train(self) -> dict[Level, float]:
-        """Mean train accuracy of the selected models, in percent, by scale."""
-        curve = self.curve("train_accuracy")
-        return dict(zip(curve.x, curve.y, strict=True))
-
     @cached_property
     def own_metrics(self) -> list[str]:
         """Metrics that user code recorded under its own names; those derived from training come last."""
-        return sorted(own_metrics(self._trained), key=lambda name: name.startswith(DERIVED))
+        return sorted(design.own_metrics(self._trained), key=lambda name: name.startswith(DERIVED))
 
     @cached_property
     def interpolation(self) -> Series:
@@ -131,11 +114,11 @@ class RecipeStats:
     @cached_property
     def columns(self) -> list[str]:
         """The metrics that were recorded epoch by epoch, without clocks and the like."""
-        return curve_metrics(self._trained)
+        return design.curve_metrics(self._trained)
 
     def learning(self, column: str) -> tuple[Array, Array, list[Level]]:
         """A metric by epoch and scale in its display unit: means over seeds and n, (scale, epoch); scales."""
-        values, scales, _ = curves(self._trained, column)
+        values, scales, _ = design.curves(self._trained, column)
         n = np.isfinite(values).sum(axis=0)
         means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
         return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
@@ -149,17 +132,17 @@ class RecipeStats:
     @property
     def followed(self) -> str:
         """The metric whose slope on the scale is followed over epochs: validation accuracy, else a loss."""
-        return followed_metric(self._trained)
+        return design.followed_metric(self._trained)
 
     @cached_property
     def beta(self) -> BetaCurve:
         """The slope of that metric on the scale, epoch by epoch."""
-        return beta_curve(of_scales(self._records), self.followed)
+        return beta_curve(design.of_scales(self._records), self.followed)
 
     @cached_property
     def half_life(self) -> tuple[HalfLife | None, str, HalfLife | None]:
         """How long |beta| takes to halve for good: in epochs, and on which clock of the family how long."""
-        lives = half_lives(of_scales(self._records), self.followed) if len(self.beta.beta) else []
+        lives = half_lives(design.of_scales(self._records), self.followed) if len(self.beta.beta) else []
         by_unit = {life.unit: life for life in lives}
         epochs = by_unit.pop("epochs", None)
         clock, life = next(iter(by_unit.items()), ("", None))
@@ -180,10 +163,10 @@ class Content:
 
     def __init__(self, survey: Survey, previous: Content | None = None) -> None:
         self.survey = survey
-        self.groups = by_recipe(survey.records, survey.order())
+        self.groups = design.by_recipe(survey.records, survey.order())
         recipes = list(dict.fromkeys([*survey.order(), *self.groups]))
         self.names = dict(zip(recipes, labels(recipes), strict=True))  # also of recipes without a record
-        analyses = analyses_of(survey.studies, self.groups)
+        analyses = design.analyses_of(survey.studies, self.groups)
         self.stats = {
             recipe: RecipeStats(group, analyses.get(recipe)) for recipe, group in self.groups.items()
         }

@@ -142,13 +142,11 @@ def render(store: Results, *, command: str | None = None) -> str:
         raise StoreError(f"{store.path}: no finished run yet (initmem run makes them)")
     content = Content(survey)
     style, script = "".join(map(static, STYLES)), "".join(map(static, SCRIPTS))
-    return _render(
-        "page",
+    return _page(
+        sections(content),
         live=False,
-        version=__version__,
         title=title_of(survey),
-        sections=sections(content),
-        origin=f"{count(len(survey.records), 'run')}, written {_now()}",
+        origin=f"{count(len(survey.records), 'run')}, written",
         command=command or command_for("report", store),
         policy=policy(style, script),
         style=Markup(style),
@@ -159,27 +157,24 @@ def render(store: Results, *, command: str | None = None) -> str:
 
 def render_live(store: Results, title: str, shown: Mapping[str, Section]) -> str:
     """The page of the board, with its style and scripts in files of their own."""
-    return _render(
-        "page",
-        live=True,
-        version=__version__,
-        title=f"{title}, live",
-        sections=shown,
-        origin=f"Live, opened {_now()}",
-        command=command_for("board", store),
-        styles=STYLES,
-        scripts=LIVE_SCRIPTS,
-    )
+    files = {"styles": STYLES, "scripts": LIVE_SCRIPTS}
+    command = command_for("board", store)
+    return _page(shown, live=True, title=f"{title}, live", origin="Live, opened", command=command, **files)
+
+
+def _page(shown: Mapping[str, Section], *, origin: str, **values: Any) -> str:
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return _render("page", version=__version__, sections=shown, origin=f"{origin} {now}", **values)
 
 
 def policy(style: str, script: str) -> str:
     """A content security policy for one file: it fetches nothing and runs its own script only."""
 
-    def digest(text: str) -> str:
-        return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
+    script_hash, style_hash = (
+        f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in (script, style)
+    )
     return (
-        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
+        f"default-src 'none'; script-src '{script_hash}'; style-src '{style_hash}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
@@ -210,10 +205,6 @@ def environment() -> jinja2.Environment:
 def to_json(value: Any) -> str:
     """Compact JSON for the page's scripts."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def command_for(name: str, store: Results) -> str:

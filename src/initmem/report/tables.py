@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from markupsafe import Markup
 
@@ -28,42 +28,14 @@ from initmem.store.results import study_status
 from initmem.study import Run
 from initmem.table import Cell, Column, Table, cell
 
-
-class Wording(NamedTuple):
-    """A verdict about one recipe, about several, and its meaning."""
-
-    one: str
-    many: str
-    meaning: str
-
-
-VERDICTS: dict[Verdict, Wording] = {
-    "remembers": Wording(
-        "remembers its initialization",
-        "remember their initialization",
-        "the scale of the initialization is still visible in the trained model",
-    ),
-    "forgets": Wording(
-        "forgets its initialization",
-        "forget their initialization",
-        "the 95% interval of the memory lies below the tolerance",
-    ),
-    "inconclusive": Wording(
-        "is inconclusive", "are inconclusive", "too few or too noisy runs to reach a verdict"
-    ),
-    "untrained": Wording("is untrained", "are untrained", "no run is better than chance"),
-    "not applicable": Wording(
-        f"is not applicable ({NO_EFFECT})", f"are not applicable ({NO_EFFECT})", NO_EFFECT
-    ),
+# A verdict about one recipe, and about several.
+VERBS: dict[Verdict, tuple[str, str]] = {
+    "remembers": ("remembers its initialization", "remember their initialization"),
+    "forgets": ("forgets its initialization", "forget their initialization"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    "untrained": ("is untrained", "are untrained"),
+    "not applicable": (f"is not applicable ({NO_EFFECT})", f"are not applicable ({NO_EFFECT})"),
 }
-MODES: dict[Mode, str] = {
-    "generalization": "the scales fit the training data equally well and generalize differently, or they "
-    "differ when they first reach the same train accuracy",
-    "trainability": "some scales do not fit the training data as well as others; at equal fit no difference "
-    "is significant",
-    "fit unknown": "whether the scales fit the training data equally well was not recorded or is undecided",
-}
-NO_TOLERANCE = "never given here: {} has no natural tolerance (initmem measure --tolerance sets one)"
 
 # The columns of the memory table, from left to right.
 COLUMNS = ("recipe", "verdict", "bar", "memory", "interval", "train", "matched", "design", "metric")
@@ -81,9 +53,6 @@ def verdicts(content: Content) -> dict[str, Any]:
     metrics = list(dict.fromkeys(row.metric for row in rows)) or ["test_accuracy"]
     names = [name.replace("_", " ") for name in metrics]
     tolerances = {f"{row.tolerance:g} {row.unit}".strip() for row in rows if row.tolerance is not None}
-    meanings = {verdict: wording.meaning for verdict, wording in VERDICTS.items()}
-    if rows and not tolerances:
-        meanings["forgets"] = NO_TOLERANCE.format(" or ".join(names))
     return {
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
         "failures": crash_lines(content.survey.records),
@@ -92,12 +61,13 @@ def verdicts(content: Content) -> dict[str, Any]:
         "table": replace(table, id="memory", style="stack"),
         "statistics": replace(memory_table(rows, STATISTICS, links), id="statistics"),
         "remarks": remarks(content),
-        "meanings": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
-        "modes": {mode: text for mode, text in MODES.items() if any(row.mode == mode for row in rows)},
+        "signs": {verdict: glyph(verdict) for verdict in VERBS},
+        "modes": {row.mode for row in rows},
         "metrics": names,
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
         "unit": "%" if metric_of(metrics[0]).is_percentage else "",
         "tolerance": " or ".join(sorted(tolerances)),
+        "no_effect": NO_EFFECT,
     }
 
 
@@ -108,11 +78,11 @@ def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
     """The answer in one sentence; `waiting` more recipes have no finished run yet."""
     counts = Counter(row.verdict for row in rows)
     phrases: list[str] = []
-    for verdict, wording in VERDICTS.items():
+    for verdict, (one, many) in VERBS.items():
         if n := counts[verdict]:
             subject = str(n) if phrases else _subject(n, len(rows))
             modes = _modes(rows) if verdict == "remembers" else ""
-            phrases.append(f"{subject} {wording.one if n == 1 else wording.many}{modes}")
+            phrases.append(f"{subject} {one if n == 1 else many}{modes}")
     if not phrases:
         return "No run has finished yet."
     if waiting:
@@ -129,7 +99,8 @@ def _subject(n: int, total: int) -> str:
 def _modes(rows: Sequence[Memory]) -> str:
     """How many memories have each mode."""
     counts = Counter(row.mode for row in rows)
-    shown = [f"{counts[mode]} {mode}" if len(rows) > 1 else mode for mode in MODES if counts[mode]]
+    modes: tuple[Mode, ...] = get_args(Mode)
+    shown = [f"{counts[mode]} {mode}" if len(rows) > 1 else mode for mode in modes if counts[mode]]
     return f" ({', '.join(shown)})" if shown else ""
 
 
@@ -162,10 +133,9 @@ def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[st
 
 def hardware(records: Iterable[RunRecord]) -> Counter[tuple[str, str]]:
     """The kinds of machine that runs were trained on, (hardware, device), with the number of runs."""
-    origins = [record.provenance for record in records]
     return Counter(
-        (str(origin.get("hardware", "unknown")), str(origin.get("device", "unknown")).split(":")[0])
-        for origin in origins
+        (str(of.get("hardware", "unknown")), str(of.get("device", "unknown")).split(":")[0])
+        for of in (record.provenance for record in records)
     )
 
 
@@ -322,13 +292,9 @@ def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
         test, val, repair = numbers(None if share is None else 100 * share for share in shares)
         faults = origin.get("faults")
         causes = [f"{n} {cause}" for cause, n in faults.items()] if isinstance(faults, Mapping) else []
+        norms = numbers([summary.norm_init, summary.norm_best])
         row = [record.id, run.level, run.seed, kind_of(run), record.status, test, val]
-        row += [
-            summary.tau_best,
-            summary.tau_interp,
-            repair,
-            *numbers([summary.norm_init, summary.norm_best]),
-        ]
+        row += [summary.tau_best, summary.tau_interp, repair, *norms]
         row += [origin.get("attempts"), ", ".join(causes), numbered[_environment(record)]]
         row += [origin.get("pack"), origin.get("seconds"), *numbers(map(record.metric, own))]
         rows.append(row)

@@ -182,7 +182,12 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     workers = {(one.claim.host, one.claim.pid) for one in alive.values() if one.claim is not None}
     recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
     left = seconds_left(content, training, alive)
-    order = sorted(training, key=lambda run_id: (run_id not in alive, *_key(content, requested[run_id])))
+
+    def rank(run_id: str) -> tuple[Any, ...]:
+        run = requested[run_id]
+        return run_id not in alive, content.names[run.recipe], level_order(run.level), run.seed
+
+    order = sorted(training, key=rank)
     counts = {  # runs by recipe: all, done, in training
         name: Counter(requested[run_id].recipe for run_id in ids)
         for name, ids in (("runs", requested), ("done", done), ("training", alive))
@@ -203,10 +208,6 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
         "counts": counts,
         "crashed": crashed_alike(content.survey.records),
     }
-
-
-def _key(content: Content, run: Run) -> tuple[str, tuple[bool, float, str], int]:
-    return content.names[run.recipe], level_order(run.level), run.seed
 
 
 # -- time left ----------------------------------------------------------------------------------------------

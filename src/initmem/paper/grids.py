@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from initmem.labels import common, phrase
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots import styles
 from initmem.plots.builders import machines
+from initmem.plots.model import Entry
 from initmem.plots.series import common_grid
 from initmem.recipe import AnyRecipe
 
@@ -47,6 +48,13 @@ def missing(lines: Iterable[Line]) -> list[str]:
     return [text for line in {line.key: line for line in lines}.values() for text in line.missing()]
 
 
+def legend(lines: Iterable[Line]) -> list[Entry]:
+    """Every label once; without runs if none of its lines has any."""
+    lines = list(lines)
+    present = {line.label for line in lines if line.records}
+    return list({line.label: Entry(line.label, line.style, line.label in present) for line in lines}.values())
+
+
 def shared_scales(lines: Iterable[Line]) -> list[float]:
     """The scales over which these lines can be compared."""
     return common_grid([line.expected for line in lines if line.records])
@@ -58,23 +66,16 @@ def asking(studies: Studies, recipes: Set[AnyRecipe]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-class Origin(NamedTuple):
-    """Where the numbers of some lines come from."""
-
-    studies: str
-    machines: str
-    setting: str  # what the recipes share, less the axes of the selection
-
-
-def origin(selection: Selection, lines: Iterable[Line], shown: Sequence[str] = ()) -> Origin:
-    """The studies that asked for these lines, the machines, and what the recipes share."""
+def origin(selection: Selection, lines: Iterable[Line], shown: Sequence[str] = ()) -> dict[str, str]:
+    """The studies that asked for these lines, the machines, and what the recipes share: the `setting`, less
+    the axes of the selection or the fields that are shown."""
     lines = [line for line in lines if line.records]
     own = [line.recipe for line in lines if shown or line.key in selection.cells]
-    return Origin(
-        asking(selection.studies, {line.recipe for line in lines}) or "not known",
-        machines([record for line in lines for record in line.records]),
-        common(own, shown or selection.fields) if own else "",
-    )
+    return {
+        "studies": asking(selection.studies, {line.recipe for line in lines}) or "not known",
+        "machines": machines([record for line in lines for record in line.records]),
+        "setting": common(own, shown or selection.fields) if own else "",
+    }
 
 
 # -- the main grid ----------------------------------------------------------------------------------------
@@ -89,17 +90,14 @@ def main_grid(
     present = grid.axis("batch_size")
     batches = sorted({*wanted, *present}) if every_batch else grid.batch_sizes(wanted)
     names = wanted_first(OPTIMIZERS, grid.axis("optimizer"))
-    panels = {(b, ""): [optimizer_line(grid, name, b) for name in names] for b in batches}
+    panels = {
+        (b, ""): [grid.line((name, b), name, styles.optimizer_style(name)) for name in names] for b in batches
+    }
     shown = {
         key: [line for line in lines if line.label in OPTIMIZERS or line.records]
         for key, lines in panels.items()
     }
     return Lines(grid, shown, [*grid.notes, *grid.left_out(batches)])
-
-
-def optimizer_line(grid: Selection, name: str, b: int) -> Line:
-    """An optimizer at one batch size."""
-    return grid.line((name, b), name, styles.optimizer_style(name))
 
 
 # -- the sweep --------------------------------------------------------------------------------------------
@@ -226,27 +224,13 @@ def pairs(records: Records, studies: Studies, family: Family) -> Lines:
 # -- slopes -----------------------------------------------------------------------------------------------
 
 
-class Penalized(NamedTuple):
-    """SGD with L2 in the setting of the main grid: an L2 and a learning rate of 0.01.
-
-    Where that is not there, the L2 that acts most stands in.
-    """
-
-    selection: Selection
-    rate: float
-    l2: float
-
-    def line(self, b: int, label: str, style: Any) -> Line:
-        """The line at one batch size."""
-        return self.selection.line(("sgd", self.rate, self.l2, b), label, style)
-
-
-def penalized(records: Records, studies: Studies, grid: Selection) -> Penalized:
-    """SGD with L2, next to the main grid."""
+def penalized(records: Records, studies: Studies, grid: Selection) -> tuple[Selection, Key]:
+    """SGD with L2 next to the main grid, and the optimizer, learning rate and L2 to show: 0.01 both, or where
+    that is not there, the L2 that acts most."""
     setting = tuple(item for item in grid.setting if item[0] not in SWEPT)
     ours = [r for r in records if r.run.recipe.get("optimizer") == "sgd" and r.run.recipe.get("l2")]
     selection = select(ours, studies, SWEPT, [], within=setting)
-    present = {key[1:3] for key in selection.cells}
-    usual = (1e-2, 1e-2)
-    chosen = usual if usual in present else max(present, key=lambda pair: pair[0] * pair[1], default=usual)
-    return Penalized(selection, *chosen)
+    present = {key[:3] for key in selection.cells}
+    usual = ("sgd", 1e-2, 1e-2)
+    strongest = max(present, key=lambda key: key[1] * key[2], default=usual)
+    return selection, usual if usual in present else strongest
