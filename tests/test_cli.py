@@ -151,18 +151,24 @@ def test_scales_and_seeds_have_options_of_their_own(seeds: str, found: tuple[int
     assert {row["scales"] for row in grid} == {2}
 
 
-def test_an_interrupted_run_says_how_to_resume_and_gives_no_verdict(
+def test_an_interrupted_run_says_what_is_kept_and_gives_no_verdict(
     filled: Path, tiny_study: Study, capsys
 ) -> None:
+    import torch
+
     from initmem.cli.run import print_outcome
     from initmem.engines.engine import Settings
     from initmem.session import Outcome
 
+    run = replace(tiny_study.all_runs()[0], seed=99)
+    store = Store(filled)
+    assert (run.recipe.dataset, run.recipe.batch_size) == ("synthetic:100x1x8x8", 16)  # 60 train: 4 updates
+    store.checkpoints.write({run: ({"w": torch.zeros(1)}, {})}, update=9)
     study = replace(tiny_study, seeds=(*tiny_study.seeds, 99))
     outcome = Outcome(filled, 9, 0, 8, 0, 0, 1, interrupted=True, seconds=1.0)
     print_outcome(study, filled, outcome, Settings(), None, verbose=False, as_json=False)
     out = capsys.readouterr().out
-    assert "interrupted; the same command resumes" in out
+    assert "interrupted; the same command resumes (2 epochs of unfinished runs are kept)" in out
     assert "memory" not in out
 
 
@@ -385,10 +391,19 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
     assert "get" in initmem("data").stdout
 
 
-def test_completion_knows_studies() -> None:
-    words = "initmem run qu"
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run qu", "quickstart"),
+        ("run quickstart --preset ", "demo smoke"),
+        ("plan main-grid --preset s", "scales-25 small smoke"),
+        ("run no-such-study --preset ", ""),
+    ],
+)
+def test_completion_knows_studies_and_presets(typed: str, offered: str) -> None:
+    words = f"initmem {typed}"
     shell = {"_INITMEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    assert initmem(**shell).stdout.split() == ["quickstart"]
+    assert initmem(**shell).stdout.split() == offered.split()
 
 
 def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
@@ -427,6 +442,16 @@ def test_the_fields_of_a_study_are_those_of_its_file() -> None:
 def test_ctrl_c_is_130(command, monkeypatch) -> None:
     monkeypatch.setattr("initmem.train.modules.catalogue", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert command("models") == (130, "", "")
+
+
+def test_bench_needs_a_checkout_and_says_so(tmp_path: Path) -> None:
+    """As from a wheel: the package alone, somewhere else."""
+    import initmem as package
+
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "initmem").symlink_to(Path(package.__file__).parent)
+    done = spawned("bench", PYTHONPATH=str(tmp_path / "site"))
+    assert_refused(done, "checkout", "pip install -e .")
 
 
 def test_names_of_studies_make_no_paths() -> None:

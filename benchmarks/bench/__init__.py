@@ -1,1 +1,1 @@
-"""Peers and workloads of `python -m benchmarks.bench`. Scripts import `bench`: hence relative imports."""
+"""Peers and workloads of `initmem bench`. Scripts import `bench`: hence relative imports."""

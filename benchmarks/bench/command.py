@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.bench` is asked, what it does and what it prints."""
+"""What `initmem bench` is asked, what it does and what it prints."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ COMMANDS = {
     "studies": "plan", "plan": "plan", "run": "run", "status": "results", "measure": "results",
     "report": "results", "board": "results", "figure": "bundled", "table": "bundled", "clocks": "plan",
     "advise": "plan", "models": "bundled", "data": "bundled", "archive": "results", "restore": "results",
-    "export": "results", "theory": "bundled",
+    "export": "results", "theory": "bundled", "bench": "bundled",
 }  # fmt: skip
 
 

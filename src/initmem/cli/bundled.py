@@ -1,15 +1,29 @@
-"""What comes with the package: initmem models, data, figure, table and theory."""
+"""What comes with the package: initmem models, data, figure, table, theory and bench."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import initmem
 from initmem.cli import base
-from initmem.cli.base import app, argument, option, output_file, print_help, print_json, say, show, show_rows
+from initmem.cli.base import (
+    app,
+    argument,
+    flag,
+    option,
+    output_file,
+    print_help,
+    print_json,
+    say,
+    show,
+    show_rows,
+)
 from initmem.errors import ConfigError, allowed, first_of
 
 MISSING_SHOWN = 3  # of the runs that a figure or table lacks
@@ -195,6 +209,48 @@ def theory(
     show_rows(PARTS[name].title, cells, THEORY)
     if output is not None:
         say(f"picture: {output}")
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None, argument("Workloads by part of their names.", show_default="the core ones")
+    ] = None,
+    everything: Annotated[bool, flag("--all", "Every workload; an hour or two.")] = False,
+    peers: Annotated[str, option("LIST", "Comma-separated: keras, torch, jax; or none.")] = "keras,torch,jax",
+    rounds: Annotated[int, option("N", "How often each is timed; the fastest counts.", min=1)] = 2,
+    output: Annotated[Path | None, output_file("FILE", "Also write the JSON.")] = None,
+    as_json: base.AsJson = False,
+) -> None:
+    """Time initmem next to Keras, PyTorch and JAX.
+
+    Needs a checkout of the repository and an idle machine.
+    """
+    command = _from_checkout()
+    rows, summary = command.timed(
+        workloads or [],
+        everything=everything,
+        peers=peers,
+        rounds=rounds,
+        output=output,
+        tell=lambda line: say(line, err=True),
+    )
+    if as_json:
+        print_json("bench", rows, **summary)
+    else:
+        show(command.ratio_table(rows, summary["machine"]))
+
+
+def _from_checkout() -> Any:
+    """The benchmarks are no part of the package: people who use it do not need them."""
+    root = Path(initmem.__file__).parents[2]
+    if not (root / "benchmarks" / "bench" / "command.py").is_file():
+        raise ConfigError(
+            "initmem bench needs a checkout of the repository, installed with `pip install -e .`"
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return import_module("benchmarks.bench.command")
 
 
 def output_path(output: Path | None, default: str, *, several: bool) -> Path:

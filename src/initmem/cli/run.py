@@ -18,7 +18,8 @@ from initmem.errors import ConfigError, allowed, count, duration
 if TYPE_CHECKING:
     from initmem.engines.engine import Settings, Trainer
     from initmem.session import Outcome
-    from initmem.study import Study
+    from initmem.store.store import Store
+    from initmem.study import Run, Study
 
 
 @app.command()
@@ -215,8 +216,9 @@ def print_outcome(
         return
     end = f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}"
     if outcome.interrupted:
+        kept = sum(epochs_kept(run, opened) for run in study.all_runs())
         say(end)
-        say("interrupted; the same command resumes")
+        say(f"interrupted; the same command resumes ({count(kept, 'epoch')} of unfinished runs are kept)")
         return
     for line in [*crash_lines(records), *(applied_lines(records) if settings.trainer else ())]:
         say(line)
@@ -225,3 +227,12 @@ def print_outcome(
     if memories and (verbose or metric != "test_accuracy"):
         say(metric_reason(metric, records))
     say(f"{end}; next: initmem report {store}")
+
+
+def epochs_kept(run: Run, store: Store) -> int:
+    """How many epochs of an unfinished run its newest checkpoint holds."""
+    from initmem.clocks import updates_per_epoch
+    from initmem.data.sources import sizes
+
+    update = store.checkpoints.newest(run.id)
+    return update // updates_per_epoch(run.recipe.network, sizes(run.recipe.network).n_train) if update else 0

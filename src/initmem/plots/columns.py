@@ -52,6 +52,11 @@ PLAN: Columns = {
     "note": Column("note", "text", "why runs are trained alone, and what the scale leaves as it is", room=32),
     "updates": Column("updates", about="optimizer updates per run"),
     "flops": Column("operations", about="floating-point operations of all its runs", form=".1e", priority=5),
+    "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
+    "clock_l2": Column("l2", about="L2 clock at the last epoch", form=".3g", priority=2),
+    "clock_adaptive": Column(
+        "sum of lr", about="sum of learning rates at the last epoch", form=".3g", priority=1
+    ),
 }
 CLOCK_COLUMNS: Columns = {
     "recipe": RECIPE,
