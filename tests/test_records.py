@@ -184,7 +184,7 @@ numbers = some.lists(some.floats(-1e100, 1e100), min_size=2, max_size=2)
 @example(provenance={"a": 1, "history": {"norm": [1.0]}}, history={"norm": [2.0, 0.0]}, error=None)
 @example(provenance={}, history={"history": [3.0, 4.0], ',"history":{': [5.0, -0.0]}, error=',"history":{}')
 @given(
-    provenance=some.dictionaries(texts, values, max_size=3),
+    provenance=some.dictionaries(texts.map("own {}".format), values, max_size=3),  # known keys have types
     history=some.dictionaries(some.text(some.characters(codec="utf-8"), max_size=9), numbers, max_size=3),
     error=some.none() | texts,
 )
