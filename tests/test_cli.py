@@ -122,7 +122,7 @@ def test_studies() -> None:
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
     assert names == paper | {
-        "batch-norm", "chaos", "layers", "linear", "optimizers", "quickstart", "relax", "schemes",
+        "batch-norm", "chaos", "finetune", "layers", "linear", "optimizers", "quickstart", "relax", "schemes",
         "transformers", "undertrained", "widths",
     }  # fmt: skip
     assert rows["linear", "demo"]["runs"] == 540

@@ -381,7 +381,7 @@ def _zero(module: nn.Module) -> None:
     nn.init.zeros_(module.weight)
 
 
-@pytest.mark.parametrize("field", [{"bias_std": 0.2}, {"distribution": "normal"}, {"width_scaling": "mup"}])
+@pytest.mark.parametrize("field", [{"bias_std": 0.2}, {"distribution": "normal"}])
 def test_fields_for_drawn_weights_are_refused_without_them(field: dict[str, object]) -> None:
     (name,) = field
     with pytest.raises(ConfigError, match=rf"{name} = .*keeps its own .*allowed with .*draw='fan-in'"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,17 @@ from initmem.catalog import INTERVENTIONS
 from initmem.data.dataset import Dataset, Sizes, noise
 from initmem.errors import ConfigError
 from initmem.intervention import Intervention, checked
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
 from initmem.train.init import APPLY, initialized, replica_tensors
 from initmem.train.loop import evaluate, evaluated_model, train_epoch, train_pack
-from initmem.train.pack import Pack
+from initmem.train.pack import Checkpoint, Pack
 from initmem.train.requirements import check
 
 SIZES = Sizes(32, 16, 16, 1, 8, 8, 3)
 CPU = torch.device("cpu")
+VIT = {"model": "vit", "width": 8, "patch": 4, "depth": 1, "heads": 2}
 
 
 def recipe(**fields: object) -> Recipe:
@@ -83,6 +85,7 @@ def test_an_intervention_is_read_and_written_alike(text: str, parts: tuple[str, 
         ("orthogonal@2", "is an initialization"),
         ("scale=2@4", "the recipe has 4 epochs .allowed: @1 to @3"),
         ("mix=0.5", "mix=VALUE:FILE"),
+        ("warm=1@2", "is an initialization"),
         ("mix=0.5:nowhere.safetensors", "No such file"),
         ("none:head", "without a target"),
     ],
@@ -191,6 +194,78 @@ def test_a_mix_lies_between_the_initialization_and_a_checkpoint(tmp_path: Path) 
         initial(f"mix=0.5:{tmp_path / 'w.safetensors'}", recipe(width=16))
 
 
+# -- warm starts ------------------------------------------------------------------------------------------
+
+
+def half() -> Dataset:
+    return replace(data(), train=data().train.take(slice(0, 16)))
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": "resnet9", "width": 4, "optimizer": "adam"}, VIT])
+def test_a_warm_start_is_a_mix_with_the_end_of_training_on_half_of_the_data(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    of = recipe(**fields)
+    parent = Pack([run("", of=of)], half(), dtype=torch.float64)
+    while not parent.finished:
+        train_epoch(parent)
+    path = tmp_path / "w.safetensors"
+    save_file(
+        {f"best/{name}": value.contiguous() for name, value in replica_tensors(parent.network, 0).items()},
+        path,
+    )
+    untouched, halfway, whole = histories("none", "warm=0.5", "warm=1", of=of)
+    assert [untouched, halfway, whole] == histories("none", f"mix=0.5:{path}", f"mix=1:{path}", of=of)
+    assert untouched["norm"] != halfway["norm"] != whole["norm"]
+
+
+def test_the_record_of_a_warm_run_names_its_parent() -> None:
+    fresh, warm = train_pack([run("none"), run("warm=1", seed=3)], data())
+    assert "parent" not in fresh.provenance
+    other = Run(recipe(train_size=16), 1.0, 3)
+    (alone,) = train_pack([other], half())
+    assert warm.provenance["parent"] == {
+        "run": other.id,
+        "train_size": 16,
+        "epochs": 4,
+        "status": "completed",
+        "train_accuracy": pytest.approx(alone.history["train_accuracy"][-1]),
+        "val_accuracy": pytest.approx(alone.history["val_accuracy"][-1]),
+    }
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_warm_run_is_resumed_without_its_parent_and_is_bit_equal() -> None:
+    runs = [run("none"), run("warm=0.5"), run("warm=1", seed=1)]
+    saved: list[Checkpoint] = []
+    parents = []
+
+    def stop(pack: Pack) -> None:
+        saved[:] = pack.checkpoint()
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        train_pack(runs, data(), on_epoch=stop, on_parent=parents.append)
+    assert len(parents) == 4  # epochs of both parents in one pack
+    whole = train_pack(runs, data())
+    resumed = train_pack(runs, data(), resume=saved, on_parent=stop)
+    for one, other in zip(whole, resumed, strict=True):
+        assert one.same_result(other)
+        assert one.provenance.get("parent") == other.provenance.get("parent")
+    with pytest.raises(Stopped):
+        train_pack(runs, data(), on_parent=stop)
+
+
+def test_warm_starts_are_refused_where_they_have_no_meaning() -> None:
+    with pytest.raises(ConfigError, match=r"of user code .allowed: bundled networks"):
+        checked("warm=1", PipelineRecipe.parse({"pipeline": "mine"}))
+    with pytest.raises(ConfigError, match="with patience = 3"):
+        checked("warm=1", recipe(patience=3))
+
+
 # -- in training ------------------------------------------------------------------------------------------
 
 
@@ -243,7 +318,7 @@ def test_a_run_that_is_resumed_around_its_intervention_is_bit_equal(after: float
 
 
 def test_interventions_reach_plain_modules() -> None:
-    of = recipe(model="vit", width=8, patch=4, depth=1, heads=2)
+    of = recipe(**VIT)
     untouched, scaled, redrawn = histories("none", "scale=2@1", "redraw=head*@1", of=of)
     assert untouched["norm"][0] == scaled["norm"][0] == redrawn["norm"][0]
     assert scaled["norm"][1] == pytest.approx(2 * untouched["norm"][1], rel=0.1)
@@ -292,4 +367,4 @@ def test_the_plugin_of_the_page_is_an_intervention_like_any_other(
 def test_the_page_lists_every_word() -> None:
     page = (Path(__file__).parents[1] / "docs" / "interventions.md").read_text()
     words = set(re.findall(r"^\| `([a-z-]+)", page, flags=re.M))
-    assert words - {"schemes", "relax", "layers"} == set(INTERVENTIONS) == set(APPLY)
+    assert words - {"schemes", "relax", "layers", "finetune"} == set(INTERVENTIONS) == set(APPLY)

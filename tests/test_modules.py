@@ -101,8 +101,8 @@ def assert_resumes(recipe: Recipe, replicas: int) -> None:
         {"scaled": "output"},
         {"scaled": "biases, blocks.0.attention.*"},
         {"layer_scales": "tokens=0.1, output=3", "distribution": "orthogonal"},
-        {"width_scaling": "mup", "bias_std": 0.0, "distribution": "uniform"},
-        {"tied": True, "width_scaling": "mup"},
+        {"bias_std": 0.0, "distribution": "uniform"},
+        {"tied": True},
     ],
 )
 def test_a_module_is_initialized_as_init_does(fields) -> None:

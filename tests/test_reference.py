@@ -23,7 +23,7 @@ MAIN = {"batch_size": 16}
         {"scaled": "biases"},
         {"distribution": "orthogonal"},
         {"bias_std": 0.0},
-        {"width_scaling": "mup"},
+        {"mup_base": 16},
         {"layer_scales": "output=0.5"},
         {"lr_floor": 0.5},
         {"patience": 5},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from initmem.clocks import CLOCKS, clocks
 from initmem.errors import ConfigError
 from initmem.measures.measure import measure, measure_table
 from initmem.measures.relaxation import exponential, relaxation
@@ -94,6 +96,47 @@ def test_the_linear_lab_relaxes_at_the_rate_of_its_clock() -> None:
     assert ticks["low"] * 0.97 <= math.log(2) / 4 <= ticks["high"] * 1.03
     assert epochs["half_life"] == pytest.approx(ticks["half_life"] / (0.05 * 0.02 * 5), rel=1e-3)
     assert ticks["explained"] > 0.99 and not ticks["note"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "shrinks"),
+    [
+        ({"optimizer": "sgd", "l2": 0.02}, 2 * 0.02),
+        ({"optimizer": "momentum", "momentum": 0.5, "l2": 0.02}, 2 * 0.02 / (1 - 0.5)),
+        ({"optimizer": "adamw", "weight_decay": 0.05}, 0.05),
+        ({"optimizer": "adam", "l2": 0.02}, None),  # divided by the gradients' size, as all of the gradient
+        ({"optimizer": "sgd"}, None),
+        ({"optimizer": "adamw", "weight_decay": 0.001}, None),  # beyond the last epoch
+    ],
+)
+def test_the_predicted_half_life_is_when_decay_alone_has_halved_the_weights(
+    fields: dict[str, object], shrinks: float | None
+) -> None:
+    usual = {
+        "dataset": "digits",
+        "epochs": 60,
+        "batch_size": 16,
+        "learning_rate": 0.1,
+        "schedule": "constant",
+    }
+    recipe = Recipe.parse(usual | fields)
+    ticks = clocks(recipe, 200)  # 13 updates in an epoch
+    rng = np.random.default_rng(4)
+    norm = np.exp(0.01 * rng.standard_normal((3, 60)))
+    made = records({"none": norm, "scale=2@5": norm * np.exp(np.exp(-0.1 * np.arange(60)))}, "norm", ticks.l2)
+    for record in made:
+        history = dict(record.history) | {f"clock_{k}": v for k, v in ticks._asdict().items() if k in CLOCKS}
+        object.__setattr__(record, "history", history)
+        object.__setattr__(record, "run", replace(record.run, recipe=recipe))
+    predicted = {row["unit"]: row["predicted"] for row in measure(made, "relaxation")}
+    if shrinks is None:
+        assert set(predicted.values()) == {None}
+        return
+    weight, updates = 1.0, 0
+    while weight > 0.5:
+        weight, updates = weight * (1 - 0.1 * shrinks), updates + 1
+    assert predicted["epochs"] == pytest.approx(updates / 13, rel=0.03)
+    assert predicted["epochs"] == pytest.approx(math.log(2) / (0.1 * shrinks * 13), rel=1e-9)
 
 
 def test_what_does_not_relax_has_no_upper_limit() -> None:

@@ -107,9 +107,9 @@ def test_fixed_factors_by_name() -> None:
 
 
 def test_mup_shrinks_the_output_alone() -> None:
-    plain, shrunk = variables(2.0), variables(2.0, width_scaling="mup")
+    plain, shrunk = variables(2.0), variables(2.0, mup_base=10)
     for name in plain:
-        factor = 1 / math.sqrt(40) if name == "head.kernel" else 1.0
+        factor = 1 / 2 if name == "head.kernel" else 1.0
         torch.testing.assert_close(shrunk[name], factor * plain[name], rtol=1e-12, atol=0)
 
 
@@ -127,7 +127,7 @@ def test_a_torch_network_is_probed_alike() -> None:
             self.hidden1, self.hidden2, self.head = nn.Linear(48, 40), nn.Linear(40, 40), nn.Linear(40, 3)
 
     fields = {"distribution": "uniform", "scaled": "hidden2,output", "layer_scales": "hidden1=2"}
-    fields |= {"width_scaling": "mup", "bias_std": 0.3}
+    fields |= {"bias_std": 0.3}
     twin = Init(1.7, 5, **fields).apply(Twin().double(), draw="fan-in")
     for name, value in variables(1.7, 5, **fields).items():
         path, _, kind = name.rpartition(".")
@@ -184,7 +184,7 @@ def test_packs_train_with_probes() -> None:
         ({"layer_scales": "head=-1"}, "layer_scales = 'head=-1' (allowed: NAME=FACTOR"),
         ({"layer_scales": "=2"}, "layer_scales = '=2' (allowed: NAME=FACTOR"),
         ({"distribution": "cauchy"}, "distribution = 'cauchy' (allowed: 'normal', 'uniform'"),
-        ({"width_scaling": "ntk"}, "width_scaling = 'ntk'"),
+        ({"mup_base": 0}, "mup_base = 0"),
     ],
 )
 def test_mistakes_are_explained(fields: dict[str, object], words: str) -> None:

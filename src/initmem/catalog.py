@@ -151,6 +151,8 @@ OPTIMIZERS = {
     "torch:SGD": OptimizerRow("heavy ball", "torch", TORCH_DECAY | {"momentum": 0.0}),
 }
 
+MUP = ("sgd", "adam", "adamw")  # whose learning rates per layer are known: see `train.init.mup_factors`
+
 DATASETS = {
     "digits": DatasetRow("scikit-learn", (1078, 359, 360), (1, 8, 8)),
     "cifar10": DatasetRow(
@@ -230,6 +232,11 @@ INTERVENTIONS = {
     "shrink-perturb": InterventionRow("VALUE times the weights, the rest a new draw", SHARE, draws=True),
     "reset-optimizer": InterventionRow("sets moments and velocities to zero", when="later"),
     "mix": InterventionRow("VALUE times a checkpoint, the rest the initialization", SHARE, "file", "start"),
+    "warm": InterventionRow(
+        "VALUE times the same run trained on half of the data, the rest the initialization",
+        SHARE,
+        when="start",
+    ),
     "orthogonal": InterventionRow("orthogonal kernels", when="start", draws=True),
     "kaiming-uniform": InterventionRow("uniform, variance 2 / fan-in", when="start", draws=True),
     "zero-residual": InterventionRow(

@@ -180,6 +180,18 @@ def family_of(recipe: AnyRecipe) -> str | None:
     return "l2" if decay else "sgd"
 
 
+def shrinks_by_clock(recipe: AnyRecipe) -> bool:
+    """Whether the decay shrinks weights as exp(-2 T) on the (effective) L2 clock, if nothing else acts.
+
+    Adaptive optimizers normalize a decay that is part of the gradient; only a decoupled one shrinks weights.
+    """
+    optimizer, l2 = str(recipe.get("optimizer")), recipe.get("l2") or 0.0
+    if not is_adaptive(optimizer):
+        return bool(l2 or recipe.get("weight_decay")) and steps_of(optimizer) is not None
+    decoupled = not optimizer.startswith("torch:") or optimizer == "torch:AdamW"
+    return decoupled and not l2 and bool(recipe.get("weight_decay"))
+
+
 def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str, float]:
     """Clocks at the effective learning rate eta / (1 - momentum) of heavy ball; {}: not known.
 

@@ -3,6 +3,7 @@
     scale=2.5              multiplies the kernels before training
     scale=2:residual2*@20  multiplies the layers with these names after epoch 20
     mix=0.5:FILE           halfway between the initialization and a checkpoint
+    warm=1                 begins where the same run ends that is trained on the first half of the data
 
 This module reads them; `initmem.train.init` applies them.
 """
@@ -103,6 +104,10 @@ def checked(text: str, recipe: AnyRecipe) -> str:
         problem = f"is an initialization (allowed: without @{one.epoch})"
     elif isinstance(recipe, Recipe) and row.draws and recipe.init_mode == "rescale":
         problem = "with init_mode = 'rescale' (it draws by fan-in: redraw)"
+    elif one.word == "warm" and recipe.is_pipeline:
+        problem = "of user code (allowed: bundled networks; mix=VALUE:FILE takes a checkpoint)"
+    elif one.word == "warm" and recipe.get("patience"):
+        problem = f"with patience = {recipe.get('patience')} (what it begins from trains to the last epoch)"
     elif isinstance(recipe, Recipe) and one.epoch and _averages(recipe):
         average = "it also trains an average of the weights"
         problem = f"with optimizer = {recipe.optimizer!r} ({average}; allowed: before training)"

@@ -19,7 +19,7 @@ BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augmen
 # Shown even where dataset and network determine them; sizes and options of a network are not.
 PROCEDURE = (
     "dataset", "model", "width", "norm", "optimizer", "learning_rate", "schedule", "weight_decay", "l2",
-    "augment", "scaled", "layer_scales", "width_scaling", "init_mode",
+    "augment", "scaled", "layer_scales", "mup_base", "init_mode",
 )  # fmt: skip
 
 
@@ -27,6 +27,7 @@ PROCEDURE = (
 SILENT = {
     "l2": 0.0, "patience": None, "train_size": None, "val_size": None,
     "test_size": None, "warmup": 0, "augment": "none", "decay_on": "all", "test_unused": False,
+    "mup_base": None,
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ SPLIT_SIZES = ("train_size", "val_size", "test_size")  # None: all of the split
 SIZE_FIELDS = frozenset({*SPLIT_SIZES, "test_unused", "batch_statistics", "width", "epochs", "data_sha256"})
 PER_REPLICA = ("learning_rate", "l2", "weight_decay")  # what may differ inside a pack
 # How weights are drawn; `Init` takes these fields of user code as well.
-INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
+INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales")
 STORED = {"stored": True}  # the context in which a recipe is read from a store: plugins may not be there
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**7)]
@@ -49,6 +49,7 @@ class Recipe(BaseModel):
         model: a network of `initmem models`, or a registered one.
         options: options of the network that differ from their defaults; given like fields.
         width: channels of the first layer, or hidden units; the default depends on the model.
+        mup_base: muP, with learning rates per layer, that is the usual parametrization at this width.
         norm: `batch` or `layer` normalization.
         batch_statistics: evaluate batch norm with `moving` averages, as Keras does, or with statistics
             `re-estimated` from training batches after every epoch.
@@ -74,7 +75,6 @@ class Recipe(BaseModel):
         distribution: of the initial kernels: `normal`, `uniform`, `truncated` or `orthogonal`.
         scaled: what the scale multiplies: `kernels`, `biases`, `output`, or patterns of layer names.
         layer_scales: fixed factors of the initialization, as in `output=0.5, residual*=2`.
-        width_scaling: `fan-in`, or `mup`: the last kernel is smaller by the root of its fan-in.
         init_mode: `redraw` draws the weights; `rescale` multiplies the network's own initialization.
     """
 
@@ -91,6 +91,7 @@ class Recipe(BaseModel):
     model: str = "resnet9"
     options: tuple[tuple[str, Scalar], ...] = ()
     width: Count = 64
+    mup_base: Count | None = None
     norm: Norm = "batch"
     batch_statistics: Literal["moving", "re-estimated"] = "moving"
     optimizer: str = "sgd"
@@ -115,7 +116,6 @@ class Recipe(BaseModel):
     distribution: Distribution = "normal"
     scaled: str = "kernels"
     layer_scales: str = ""
-    width_scaling: Literal["fan-in", "mup"] = "fan-in"
     init_mode: Literal["redraw", "rescale"] = "redraw"
 
     @property
@@ -176,9 +176,12 @@ class Recipe(BaseModel):
         if self.init_mode == "rescale":
             if not module:
                 raise ValueError(f"init_mode = 'rescale' with model = {self.model!r} (allowed: redraw)")
-            for name in ("bias_std", "distribution", "width_scaling"):
+            for name in ("bias_std", "distribution"):
                 if (value := getattr(self, name)) != DEFAULTS[name]:
                     raise ValueError(f"{name} = {value!r} with init_mode = 'rescale' (nothing is drawn anew)")
+        for name, known in (("model", catalog.PACKED), ("optimizer", catalog.MUP)) if self.mup_base else ():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"mup_base = {self.mup_base} with {name} = {value!r} ({allowed(known)})")
         return self
 
     @property

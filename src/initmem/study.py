@@ -50,6 +50,11 @@ class Run:
         return Intervention.parse(self.intervention).label if self.intervention else self.scale
 
     @property
+    def is_warm(self) -> bool:
+        """Whether it begins from a parent: the same run, trained on half of the data."""
+        return Intervention.parse(self.intervention).word == "warm"
+
+    @property
     def id(self) -> str:
         """A hash of everything that differs from the defaults."""
         return _run_id(self)

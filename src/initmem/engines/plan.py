@@ -136,6 +136,9 @@ def _row(
         schedule, n_train = recipe.network, sizes(recipe).n_train
     at_end = clocks(schedule, n_train).at_end()
     seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
+    notes = [] if pipeline else notes_of(recipe.network, sizes(recipe))
+    if any(run.is_warm for pack, _ in shares for run in pack):
+        notes.append("warm runs first train on half of the data, which is not counted")
     return RecipePlan(
         recipe=label,
         runs=runs,
@@ -146,7 +149,7 @@ def _row(
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
         clock_adaptive=at_end["adaptive"],
-        note="" if pipeline else "; ".join(notes_of(recipe.network, sizes(recipe))),
+        note="; ".join(notes),
     )
 
 
@@ -218,7 +221,7 @@ LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one c
 UPDATES = 3  # per timed epoch
 EVALUATIONS = 2  # of one batch, timed apart
 # The fields of a recipe that the speed depends on.
-SPEED = ("model", "options", "width", "norm", "optimizer", "decay_on", "augment", "init_mode")
+SPEED = ("model", "options", "width", "mup_base", "norm", "optimizer", "decay_on", "augment", "init_mode")
 FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 
 

@@ -214,6 +214,7 @@ class Attempt:
                     on_epoch=self._on_epoch,
                     pause=self._should_pause,
                     on_pause=self._on_pause,
+                    on_parent=self._on_parent,
                 )
         own = [record for record in records if record.run in self.claimed]
         return [with_provenance(record, self.store, self.settings, self.pack) for record in own]
@@ -264,6 +265,14 @@ class Attempt:
         if len(self.pack) == len(self.claimed):
             states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
             self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.updates)
+        self._saved_at = time.monotonic()
+        if self.should_stop():
+            raise Interrupted
+
+    def _on_parent(self, parents: Pack) -> None:
+        """After an epoch or a pause of the runs that others begin from: asked to stop, they start again."""
+        self._check_claims(self.claimed)
+        self._restart_limit()
         self._saved_at = time.monotonic()
         if self.should_stop():
             raise Interrupted

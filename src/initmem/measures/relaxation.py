@@ -6,6 +6,9 @@ is an exponential, start * exp(-rate * t), fitted by least squares to the mean o
 on the clock of the recipe's family. Rate and start have Student's limits from a jackknife over seeds. A rate
 that is not significantly positive is an answer as well: the half-life has no upper limit. Half-lives beyond
 the last epoch are not extrapolated.
+
+Next to the half-life of a norm stands the one of weights that nothing but their decay acts on: they shrink as
+exp(-2 T) on the L2 clock, under SGD with L2 to one half in ln 2 / (2 eta l2 updates) epochs.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.clocks import CLOCKS, effective_clocks, shrinks_by_clock
 from initmem.errors import ConfigError, allowed
 from initmem.intervention import NONE, Intervention, Level, level_order
 from initmem.measures.design import Groups, Measure, Row, curve_metrics, own_clock, plain, preferred
@@ -49,6 +53,7 @@ class Relaxation(NamedTuple):
     left: float | None  # share of the start in the last epoch; None: there was no difference to begin with
     span: float  # time from the intervention to the last epoch
     n_seeds: int
+    predicted: float | None = None  # the half-life of weights under their decay alone
 
     @property
     def has_effect(self) -> bool:
@@ -147,7 +152,29 @@ def relaxations(records: Sequence[RunRecord], level: Level, column: str) -> list
     ticks = pairs[0][0].history.get(f"clock_{clock}")
     if clock is not None and ticks is not None:
         axes[clock] = ticks[start : start + values.shape[1]] - ticks[start - 1]
-    return [relaxation(values, time, unit) for unit, time in axes.items() if (np.diff(time) > 0).all()]
+    decay = decay_ticks(pairs[0][0])[start - 1 : start + values.shape[1]] if column == NORM else np.array([])
+    return [
+        relaxation(values, time, unit)._replace(predicted=decay_half_life(decay, time))
+        for unit, time in axes.items()
+        if (np.diff(time) > 0).all()
+    ]
+
+
+def decay_ticks(record: RunRecord) -> Array:
+    """The L2 clock on which weights shrink as exp(-2 T), (epoch,); empty: they have no such decay."""
+    ticks = {name: record.history.get(f"clock_{name}") for name in CLOCKS}
+    if not shrinks_by_clock(record.run.recipe) or ticks["l2"] is None or not ticks["l2"][-1]:
+        return np.array([])
+    last = {name: float(column[-1]) for name, column in ticks.items() if column is not None}
+    return ticks["l2"] * effective_clocks(record.run.recipe, last).get("l2", last["l2"]) / last["l2"]
+
+
+def decay_half_life(ticks: Array, time: Array) -> float | None:
+    """When exp(-2 T) is one half: `ticks` from the intervention on; None: not before the last epoch."""
+    passed = 2 * (ticks[1:] - ticks[:1])
+    if not len(passed) or passed[-1] < math.log(2):
+        return None
+    return float(np.interp(math.log(2), [0.0, *passed], [0.0, *time]))
 
 
 # -- table ------------------------------------------------------------------------------------------------
@@ -201,6 +228,12 @@ MEASURES = {
             ),
             "low": number("low", "lower 95% limit, over seeds", ".3g"),
             "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".3g"),
+            "predicted": number(
+                "predicted",
+                "half-life of weights under L2 or weight decay alone; empty: none",
+                ".3g",
+                priority=5,
+            ),
             "unit": Column("unit", "text", "of time: epochs, or the clock of the recipe's family"),
             "rate": number("rate", "ln 2 over the half-life", ".3g", priority=9),
             "explained": number("explained", "share of the variance over time", ".2f", priority=6),

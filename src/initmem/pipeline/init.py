@@ -39,7 +39,7 @@ from initmem.train.variables import Kernels, Variable, torch_variables
 
 Array = NDArray[np.float64]
 Draw = Literal["own", "fan-in"]
-DRAWN_ONLY = ("bias_std", "distribution", "width_scaling")  # these need weights that are drawn
+DRAWN_ONLY = ("bias_std", "distribution")  # these need weights that are drawn
 TOLD = "INITMEM_TOLD"  # the folder in which a program of `initmem run --command` leaves these two files:
 INIT_FILE = "init.jsonl"  # what it did to its models, a line for each
 TRACKER_FILE = "tracker.json"  # what its tracker saw
@@ -140,9 +140,8 @@ class Init:
         seed: of the random numbers.
         recipe: fields that change what is scaled or drawn, as in `Init(0.5, 0, scaled="head*")`. `scaled`
             chooses what the scale multiplies (`kernels`, `biases`, `output` or patterns of names);
-            `layer_scales` (`"output=0.1"`) are factors that stay fixed. `distribution`, `bias_std` and
-            `width_scaling="mup"` (the output kernel smaller by the root of its fan-in) need
-            `apply(model, draw="fan-in")`.
+            `layer_scales` (`"output=0.1"`) are factors that stay fixed. `distribution` and
+            `bias_std` need `apply(model, draw="fan-in")`.
     """
 
     def __init__(self, scale: float = 1.0, seed: int = 0, **recipe: Any) -> None:

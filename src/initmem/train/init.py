@@ -118,9 +118,32 @@ def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> d
                 )
             root = math.sqrt(variable.fan_in)
             sizes[variable.name] /= root
-            if variable.is_output and recipe.width_scaling == "mup":
-                sizes[variable.name] /= root  # the initial output then vanishes as the width grows
+            if variable.is_output and recipe.mup_base:  # the initial output vanishes as the width grows
+                sizes[variable.name] /= math.sqrt(recipe.width / recipe.mup_base)
     return sizes
+
+
+def mup_factors(network: Network, recipe: Recipe, sizes: Sizes) -> list[float]:
+    """Learning rates under muP, relative to the recipe's, of all that is trained: 1 at the base width.
+
+    Yang and Hu 2021 (table 3 of Tensor Programs V), with n = width / base:
+
+                    input, biases, norms   hidden   output
+        sgd         n                      1        1 / n
+        adam        1                      1 / n    1 / n
+
+    Which fans grow is read off a network of the base width. Decoupled decay is the same in every layer.
+    """
+    base = build(recipe.replace(width=recipe.mup_base), sizes, 1)
+    fans, base_fans = ({v.name: v.fan_in or 1.0 for v in one.replica_variables()} for one in (network, base))
+    factors = []
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        inputs = fans.get(name, 1.0) / base_fans.get(name, 1.0)
+        outputs = parameter.numel() / network.replicas / base.get_parameter(name).numel() / inputs
+        factors.append((outputs if recipe.optimizer == "sgd" else 1.0) / inputs)
+    return factors
 
 
 def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
@@ -312,8 +335,19 @@ def _mix(state: State) -> None:
             raise ConfigError(
                 f"intervention {str(one)!r}: {name} is {shape} (needed: shape {tuple(tensor.shape)})"
             )
-        if tensor.is_floating_point():
-            tensor.lerp_(other.to(tensor).view(tensor.shape), one.number)
+        _move(tensor, other, one.number)
+
+
+def _move(tensor: Tensor, other: Tensor, share: float) -> None:
+    if tensor.is_floating_point():
+        tensor.lerp_(other.to(tensor).view(tensor.shape), share)
+
+
+@torch.no_grad()
+def start_warm(run: Run, tensors: Mapping[str, Tensor], parent: Mapping[str, Tensor]) -> None:
+    """Move all parameters and statistics of one replica a share of the way to those of its parent."""
+    for name, tensor in tensors.items():
+        _move(tensor, parent[name], Intervention.parse(run.intervention).number)
 
 
 def _orthogonal_kernels(state: State) -> None:
@@ -362,6 +396,7 @@ APPLY: dict[str, Callable[[State], None]] = {
     "shrink-perturb": _shrink_perturb,
     "reset-optimizer": _reset_optimizer,
     "mix": _mix,
+    "warm": lambda state: None,  # the pack does it, which is given the parents: see `start_warm`
     "orthogonal": _orthogonal_kernels,
     "kaiming-uniform": _kaiming_uniform,
     "zero-residual": _zero_residual,

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from initmem.study import Run
 from initmem.train import native
 from initmem.train.comparison import compared
 from initmem.train.optimizers import times
-from initmem.train.pack import Checkpoint, Images, Pack
+from initmem.train.pack import PARENT, Checkpoint, Images, Pack
 
 STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 
@@ -33,18 +34,23 @@ def train_pack(
     on_epoch: Callable[[Pack], None] | None = None,
     pause: Callable[[], bool] = lambda: False,
     on_pause: Callable[[Pack], None] | None = None,
+    on_parent: Callable[[Pack], None] = lambda parents: None,
 ) -> list[RunRecord]:
     """Train the runs of one recipe as a pack and return one record per run.
 
     Training resumes from the checkpoints in `resume`, if given. `on_epoch` is called after every epoch.
-    `pause` is called between batches; if it returns true, `on_pause` is called, to save the pack. Both
-    callbacks may raise to stop training.
+    `pause` is called between batches; if it returns true, `on_pause` is called, to save the pack. While the
+    parents of runs that begin warm are trained, which is not saved, `on_parent` is called instead of both.
+    All callbacks may raise to stop training.
     """
     started = time.perf_counter()
     # By default PyTorch lets a GPU compute convolutions in TF32.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        pack = Pack(runs, data, device=device, dtype=dtype)
-        if resume is not None:
+        if resume is None:
+            parents = trained_parents(runs, data, device, dtype, pause, on_parent)
+            pack = Pack(runs, data, device=device, dtype=dtype, parents=parents)
+        else:
+            pack = Pack(runs, data, device=device, dtype=dtype, parents=saved_parents(runs, resume))
             pack.restore(resume)
         started -= pack.spent  # in earlier sessions
         while not pack.finished:
@@ -53,6 +59,49 @@ def train_pack(
             if callback is not None:
                 callback(pack)
         return records(pack, time.perf_counter() - started)
+
+
+def trained_parents(
+    runs: Sequence[Run],
+    data: Dataset,
+    device: str,
+    dtype: torch.dtype,
+    pause: Callable[[], bool],
+    on_parent: Callable[[Pack], None],
+) -> dict[Run, Checkpoint]:
+    """Train what warm runs begin from: the same runs on the first half of the examples, to the last epoch."""
+    size = max(1, len(data.train) // 2)
+    parents = {
+        run: replace(run, recipe=run.recipe.network.replace(train_size=size), intervention="")
+        for run in runs
+        if run.is_warm
+    }
+    if not parents:
+        return {}
+    half = data.limited(size, None, None)
+    pack = Pack(list(dict.fromkeys(parents.values())), half, device=device, dtype=dtype)
+    while not pack.finished:
+        train_epoch(pack, pause)
+        on_parent(pack)
+    ends = {}
+    for run, status, rows, saved in zip(pack.runs, pack.status, pack.history, pack.checkpoint(), strict=True):
+        weights = {name[4:]: tensor for name, tensor in saved.tensors.items() if name.startswith("now/")}
+        known = {"run": run.id, "train_size": size, "epochs": len(rows["norm"]), "status": status}
+        last = {name: rows[name][-1] for name in ("train_accuracy", "val_accuracy") if rows[name]}
+        ends[run] = Checkpoint(weights, known | last)
+    return {run: ends[parent] for run, parent in parents.items()}
+
+
+def saved_parents(runs: Sequence[Run], resume: Sequence[Checkpoint]) -> dict[Run, Checkpoint]:
+    """The parents of warm runs, from the checkpoints of the runs."""
+    return {
+        run: Checkpoint(
+            {name.removeprefix(PARENT): t for name, t in saved.tensors.items() if name.startswith(PARENT)},
+            saved.meta["parent"],
+        )
+        for run, saved in zip(runs, resume, strict=True)
+        if run.is_warm
+    }
 
 
 def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
@@ -131,9 +180,10 @@ def records(pack: Pack, seconds: float) -> list[RunRecord]:
         )
         sessions = pack.sessions(r)
         mixture = {"sessions": sessions} if len(sessions) > 1 else {}
+        parent = {"parent": pack.parents[run].meta} if run in pack.parents else {}
         status = pack.status[r] or "completed"
         kept = arrays[r] if math.isfinite(loss[r]) else {}
-        record = RunRecord(run, status, summary, pack.columns(r), provenance | mixture, arrays=kept)
+        record = RunRecord(run, status, summary, pack.columns(r), provenance | mixture | parent, arrays=kept)
         made.append(finite(record))
     return made
 

@@ -3,7 +3,7 @@
 ResNets and MLP are written for packs. The transformers, `vit` for images and `gpt` for tokens, are plain
 modules: pre-norm, with learned positions. They initialize themselves as GPT-2 does: deviation 0.02, zero
 biases, projections into the residual stream smaller by the root of their number. In a recipe that is
-`init_mode = "rescale"`; the default redraws them by fan-in, and `width_scaling = "mup"` by the rule of muP.
+`init_mode = "rescale"`; the default redraws them by fan-in.
 """
 
 from __future__ import annotations

@@ -113,16 +113,24 @@ class Rule(Optimizer):
 
 
 class PerReplica(Optimizer):
-    """Another rule, with a learning rate and a decoupled decay of its own for every replica.
+    """Another rule, with a learning rate and a decoupled decay of its own for every replica, and layer.
 
     The rule must not look at the variables, its steps be proportional to the rate, and its state not depend
     on the rate. `ratios`, of the rates to the one that is given, and `decays` have shape (replica,).
-    `decayed` holds the indices of the variables that decay.
+    `decayed` holds the indices of the variables that decay, `factors` those of the steps of every variable.
     """
 
-    def __init__(self, rule: Rule, decayed: Sequence[int], ratios: Tensor, decays: Tensor) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        decayed: Sequence[int],
+        ratios: Tensor,
+        decays: Tensor,
+        factors: Sequence[float] | None = None,
+    ) -> None:
         self.rule, self.variables, self.decayed = rule, rule.variables, decayed
         self.ratios, self.decays = ratios, decays
+        self.steps = [ratios * factor for factor in factors or [1.0] * len(rule.variables)]
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
@@ -131,7 +139,7 @@ class PerReplica(Optimizer):
         self.rule.update(gradients, rate, k)
         for i, (variable, old) in enumerate(zip(self.variables, before, strict=True)):
             kept = times(old, 1 - rate * self.ratios * self.decays) if i in self.decayed else old
-            torch.add(kept, times(variable, self.ratios), out=variable)
+            torch.add(kept, times(variable, self.steps[i]), out=variable)
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         """That of the rule, which is the one that a replica has alone."""

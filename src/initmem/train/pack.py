@@ -24,7 +24,7 @@ from initmem.record import COLUMNS, Status
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.init import initialized, intervene, replica_tensors
+from initmem.train.init import initialized, intervene, mup_factors, replica_tensors, start_warm
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import choose_layout
 from initmem.train.optimizers import Optimizer, PerReplica, Rule, optimizer_for
@@ -33,6 +33,7 @@ from initmem.train.variables import is_norm
 Array = NDArray[np.float64]
 Rows = dict[str, list[float]]
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
+PARENT = "parent/"  # before the names of a parent's tensors in a checkpoint
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
 PAD = 4
 # Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
@@ -50,14 +51,23 @@ class Checkpoint:
 
 
 class Pack:
-    """The state of a pack. Epochs count from 1; `epoch` is the last completed one."""
+    """The state of a pack. Epochs count from 1; `epoch` is the last completed one.
+
+    `parents` holds, for each run that begins warm, the variables to begin from and what is known of them.
+    """
 
     position: int  # batches of the present epoch that are done
     seconds: float  # spent on them
     running: dict[str, Tensor]  # sums over them, each of shape (replica,)
 
     def __init__(
-        self, runs: Sequence[Run], data: Dataset, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        runs: Sequence[Run],
+        data: Dataset,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        parents: Mapping[Run, Checkpoint] | None = None,
     ) -> None:
         self.runs, self.recipe = list(runs), runs[0].recipe.network
         self.recipes = [run.recipe.network for run in runs]
@@ -71,6 +81,10 @@ class Pack:
         self.evaluated_at_once = evaluation_batch(data.sizes, self.replicas, self.device.type)
 
         self.network = initialized(self.runs, data.sizes, device=self.device, dtype=dtype)
+        self.parents = {run: (parents or {})[run] for run in self.runs if run.is_warm}
+        for r, run in enumerate(self.runs):
+            if run in self.parents:
+                start_warm(run, replica_tensors(self.network, r), self.parents[run].tensors)
         choose_layout(self.network, self.device, dtype)
         self.statistics = MovingStatistics([m for m in self.network.modules() if isinstance(m, BatchNorm)])
         self.kernels = native.Together([kernel.detach() for kernel in self.network.kernels()])
@@ -82,7 +96,7 @@ class Pack:
 
         self.ratio: float | Tensor = 1.0  # of the learning rates to the first one; (replica,) if they differ
         self.l2: float | Tensor = self.recipe.l2  # (replica,) if they differ
-        self.optimizer = self._optimizer()
+        self.optimizer = self._optimizer(data.sizes)
         self.initial, self.best = (
             {name: value.clone() for name, value in self.network.state_dict().items()} for _ in range(2)
         )
@@ -95,17 +109,18 @@ class Pack:
         self.earlier: list[list[Session]] = [[] for _ in self.runs]  # sessions before this one
         self.begin_epoch(0)
 
-    def _optimizer(self) -> Optimizer:
-        """The optimizer of the recipe, or the one for replicas whose recipes differ."""
+    def _optimizer(self, sizes: Sizes) -> Optimizer:
+        """The optimizer of the recipe, or the one for replicas, or layers, whose learning rates differ."""
         variables = [parameter.detach() for parameter in self.parameters]
-        if all(recipe == self.recipe for recipe in self.recipes):
+        if all(recipe == self.recipe for recipe in self.recipes) and not self.recipe.mup_base:
             return optimizer_for(self.recipe, variables, self.replicas, self._decayed())
         of_each = {name: [getattr(recipe, name) for recipe in self.recipes] for name in PER_REPLICA}
         each = {name: torch.tensor(v, device=self.device, dtype=self.dtype) for name, v in of_each.items()}
         self.ratio, self.l2 = each["learning_rate"] / self.recipe.learning_rate, each["l2"]
         rule = optimizer_for(self.recipe, variables, self.replicas)
         assert isinstance(rule, Rule)
-        return PerReplica(rule, self._decayed(), self.ratio, each["weight_decay"])
+        factors = mup_factors(self.network, self.recipe, sizes) if self.recipe.mup_base else None
+        return PerReplica(rule, self._decayed(), self.ratio, each["weight_decay"], factors)
 
     def _decayed(self) -> list[int]:
         """The indices of the parameters that weight decay acts on."""
@@ -257,7 +272,7 @@ class Pack:
     def checkpoint(self) -> list[Checkpoint]:
         """Split the state of the pack between two batches: one checkpoint per run."""
         tensors = self._state()
-        return [
+        saved = [
             Checkpoint(
                 {name: self._of_replica(t, r).contiguous() for name, t in tensors.items()},
                 {
@@ -273,6 +288,12 @@ class Pack:
             )
             for r in range(self.replicas)
         ]
+        for run, one in zip(self.runs, saved, strict=True):
+            if run in self.parents:
+                parent = self.parents[run]
+                one.tensors.update({PARENT + name: tensor for name, tensor in parent.tensors.items()})
+                one.meta["parent"] = parent.meta
+        return saved
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
@@ -285,7 +306,8 @@ class Pack:
             self.optimizer.step([torch.zeros_like(p) for p in self.parameters], self.recipe.learning_rate, 1)
         for r, saved in enumerate(checkpoints):
             state = {name: self._of_replica(tensor, r) for name, tensor in self._state().items()}
-            if _layout(state) != _layout(saved.tensors):
+            own = {name: t for name, t in saved.tensors.items() if not name.startswith(PARENT)}
+            if _layout(state) != _layout(own):
                 raise ValueError(
                     f"run {self.runs[r].id}: its checkpoint holds other tensors than the network"
                 )
