@@ -73,7 +73,7 @@ def test_the_fields_of_initialization_do_what_their_page_says(tmp_path: Path, ca
     body, output, bias = 64**-0.5, 32**-0.5, 0.2
     of_output = [body, bias, 2 * output, bias]
     of_biases = [body, 2 * bias, output, 2 * bias]
-    smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
+    smaller = [2 * body, bias, 2 * output * 0.1, bias]
     assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
     exec(compile(both_ways, page.name, "exec"), {})
     kept, drawn = [
