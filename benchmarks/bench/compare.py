@@ -156,7 +156,7 @@ def time_initmem(workload: Workload) -> tuple[float, int]:
 
     def listen(event: Event) -> None:
         match event:
-            case Claimed(runs) | EpochEnded(runs, _):
+            case Claimed(runs) | EpochEnded(runs, _) if runs:
                 times.setdefault(runs[0], []).append(time.perf_counter())
             case Finished(runs):
                 times.setdefault(runs[0][0], []).append(time.perf_counter())
