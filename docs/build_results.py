@@ -1,10 +1,9 @@
-"""Build docs/results.md, docs/transformers.md and docs/assumptions.md: run every command of their console
-blocks and put what it prints below it.
+"""Build the pages of results: run every command of their console blocks and put what it prints below it.
 
     python docs/build_results.py       # from the root of the project; seconds, trains nothing
 
-Pictures are drawn by these commands, too. A table of `measure` keeps its most important columns, as many as
-fit the page without breaking a line, and leaves its legend out: the page explains them.
+Pictures are drawn by these commands as well. A table of `measure` or `clocks` keeps its most important
+columns, as many as fit the page without breaking a line. Its legend is left out: the page explains it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from initmem.plots.tables import GAP, print_table
 from initmem.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / name for name in ("results.md", "transformers.md", "assumptions.md")]
+NAMES = ("results.md", "transformers.md", "assumptions.md", "interventions-results.md", "function.md")
+PAGES = [ROOT / "docs" / name for name in NAMES]
 CONSOLE = re.compile(r"```console\n(?P<text>.*?)```", re.DOTALL)
 WIDTH = 160  # characters of a table
 
@@ -50,14 +50,15 @@ def _new(text: str, seen: set[str]) -> str:
 
 
 def printed(command: str) -> str:
-    """What a command of this package or a script of this folder prints, without margins."""
+    """What a command or a script of this project prints, without margins."""
     name, *words = (path for word in shlex.split(command) for path in _expanded(word))
-    output, printer = io.StringIO(), _print_narrow if words[0] == "measure" else print_table
+    output, printer = io.StringIO(), _print_narrow if words[0] in ("measure", "clocks") else print_table
     with contextlib.redirect_stdout(output), patch("initmem.plots.tables.print_table", printer):
         if name == "initmem":
             app(words, standalone_mode=False)
         elif name == "python":
-            runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+            with patch("sys.argv", words):
+                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
         else:
             raise SystemExit(f"{command}: only initmem and python are run here")
     lines = [line.rstrip() for line in output.getvalue().strip().splitlines()]

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 from initmem.report.board import Board
 from initmem.report.page import write_report
@@ -22,30 +22,38 @@ from initmem.store.results import open_results
 from initmem.store.store import Store
 
 DOCS = Path(__file__).parent.resolve()
+PICTURES = ("report-light", "board-light")
 SIZE = {"width": 1280, "height": 900}
-
-
 FAR = "parseInt(document.querySelector('.live-runs .epoch')?.textContent) > 60"  # runs have curves to show
 
 
-def screenshot(browser: Browser, address: str, name: str, condition: str = "true") -> None:
+def screenshot(browser: Browser, address: str, path: Path, condition: str = "true") -> None:
     """Save what a page shows first, once a condition holds."""
     page = browser.new_page(viewport=SIZE, color_scheme="light")
     page.goto(address)
     while not page.evaluate(condition):
         page.wait_for_timeout(500)
-    page.screenshot(path=DOCS / "images" / f"{name}.png")
+    page.screenshot(path=path)
     page.close()
 
 
+def launch(tool: Playwright) -> Browser:
+    """The browser that takes the pictures."""
+    return tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+
+
+def report(browser: Browser, folder: Path, picture: Path) -> None:
+    """The report of the demo's archive."""
+    archive = open_results(DOCS / "results" / "quickstart.initmem")
+    command = "initmem report docs/results/quickstart.initmem"
+    screenshot(browser, write_report(archive, folder / "report.html", command=command).as_uri(), picture)
+
+
 def main() -> None:
-    """Take all of them: the report of the demo's archive, and the board of a demo in training."""
+    """Take both pictures; the board is that of a demo in training."""
     with sync_playwright() as tool, tempfile.TemporaryDirectory() as folder:
-        browser = tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        archive = open_results(DOCS / "results" / "quickstart.initmem")
-        command = "initmem report docs/results/quickstart.initmem"
-        report = write_report(archive, Path(folder) / "report.html", command=command).as_uri()
-        screenshot(browser, report, "report-light")
+        browser = launch(tool)
+        report(browser, Path(folder), DOCS / "images" / "report-light.png")
         os.chdir(folder)
         store = Path("demo")
         training = subprocess.Popen([sys.executable, "-m", "initmem", "run", "quickstart", "--store", store])
@@ -54,7 +62,7 @@ def main() -> None:
         board = Board(Store(store), port=0)
         serving = threading.Thread(target=board.serve)
         serving.start()
-        screenshot(browser, board.url, "board-light", FAR)
+        screenshot(browser, board.url, DOCS / "images" / "board-light.png", FAR)
         training.terminate()
         training.wait()
         board.shutdown()

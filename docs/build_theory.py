@@ -13,9 +13,7 @@ import io
 import json
 import math
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +27,14 @@ Numbers = dict[str, list[dict[str, Any]]]
 
 
 def compute() -> Numbers:
-    """Every part of the theory, each with its picture, and the study `linear` by its commands."""
+    """Every part of the theory, each with its picture."""
     from initmem.theory.show import PARTS, show
 
     found = {}
     for name, part in PARTS.items():
         picture = HERE / "images" / f"theory-{name}.png" if part.plot else None
         found[name] = show(name, output=picture)
-    found["study"] = [row for row in _initmem("studies", "--json") if row["study"] == "linear"]
-    for row in found["study"]:
-        for key in ("hours_here", "gpu_hours", "title", "default"):
-            del row[key]  # not on the page, or another number on another machine
-    with tempfile.TemporaryDirectory() as folder:
-        _initmem("run", "linear", "--store", folder, "--json")
-        found["memory"] = _initmem("measure", folder, "--json")
-        found["collapse"] = _initmem("measure", folder, "--what", "collapse", "--metric", "norm", "--json")
     return found
-
-
-def _initmem(*words: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "initmem", *words], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return json.loads(done.stdout)["rows"]
 
 
 def render(numbers: Numbers) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
@@ -121,12 +122,24 @@ def _example(path: Path) -> str:
     """A page of one example: what it is, how to start it, the whole file."""
     heading = f"# {_title(path)}\n\n`examples/{path.name}`\n\n"
     if path.suffix == ".ipynb":
-        return heading + "\n\n".join(
-            _notebook_cell(cell) for cell in json.loads(path.read_text("utf-8"))["cells"]
-        )
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        return heading + "\n\n".join(map(_notebook_cell, cells))
     return f"{heading}```python\n{path.read_text('utf-8')}```\n"
 
 
-def _notebook_cell(cell: dict[str, str | list[str]]) -> str:
+def _notebook_cell(cell: dict[str, Any]) -> str:
     text = "".join(cell["source"])
-    return text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+    if cell["cell_type"] == "markdown":
+        return re.sub(r"\A# .*\n+", "", text)  # the page has a title
+    return "\n\n".join([f"```python\n{text}\n```", *map(_output, cell["outputs"])])
+
+
+def _output(output: dict[str, Any]) -> str:
+    """What a cell shows: text, a table or a picture."""
+    if output["output_type"] == "stream":
+        return f"```text\n{''.join(output['text'])}```"
+    if "image/png" in output["data"]:
+        png = "".join(output["data"]["image/png"]).replace("\n", "")
+        return f'<img alt="output of the cell" src="data:image/png;base64,{png}">'
+    lines = "".join(output["data"]["text/html"]).splitlines()
+    return f'<div class="output">{" ".join(line.strip() for line in lines)}</div>'

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """A character-level GPT on the language reference that ships with Python.
 
 The model has its own initialization (small embeddings, and even smaller residual projections), and the

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "scikit-learn", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """A small vision transformer on 8x8 digits: does it remember the scale of its initial weights?
 
 python examples/digits_vit.py            # 20 runs; their records go to runs/digits_vit

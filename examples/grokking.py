@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "polars", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """Modular addition: does the initialization scale decide when a network generalizes?
 
 A network learns a + b mod 31 from four fifths of all pairs. It memorizes those long before it gets the others

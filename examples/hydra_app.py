@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "hydra-core", "omegaconf", "scikit-learn", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """A program with a Hydra configuration (examples/hydra_app.yaml), measured in both ways.
 
     python examples/hydra_app.py                                             # the study, through initmem.run

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "jax", "numpy", "optax", "scikit-learn"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """JAX with optax: parameters are a pytree, here a plain dict; those of flax and equinox work the same way.
 
 A grid of two recipes: with SGD test accuracy depends on the scale of the initialization, because not all

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "keras", "scikit-learn", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """A Keras 3 model, here on its torch backend, with a checkpoint of the best epoch: initmem adds two lines.
 
 python examples/keras_model.py [--quick]

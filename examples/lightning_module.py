@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "lightning", "scikit-learn", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """A PyTorch Lightning module: initmem adds two lines.
 
 python examples/lightning_module.py [--quick]

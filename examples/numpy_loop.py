@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "numpy"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """Training code without a framework: a network on two spirals, with gradients written by hand.
 
 A grid of two recipes: at a learning rate of 0.1 the network remembers the scale of its initialization; at 0.5

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
 """A program that knows nothing of initmem: it takes a scale and a seed, and writes one JSON line per epoch.
 
 It could be written in any language. This one is pure Python: a network with 8 hidden units learns which

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "numpy", "scikit-learn"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """scikit-learn's MLPClassifier draws its weights in `partial_fit`: let it, then put others in their place.
 
 python examples/sklearn_mlp.py [--quick]

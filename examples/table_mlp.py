@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "scikit-learn", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """An MLP on tabular data: scikit-learn's breast cancer dataset, 569 rows of 30 features.
 
 A grid of two recipes: with SGD test accuracy depends on the scale of the initialization, because the smallest

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "torch", "transformers[torch]"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """Hugging Face's Trainer on a small BERT that starts from random weights: nothing is downloaded.
 
 The sentences are made up: a string of brackets of two kinds, and the question whether all of them are closed.

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["initmem", "numpy", "torch"]
+#
+# [tool.uv.sources]
+# initmem = { path = ".." }
+# ///
 """A GPT in one file, in the manner of public training scripts: --key=value overrides a setting.
 
     python examples/wrapped_script.py --max_iters=40 --batch_size=8
