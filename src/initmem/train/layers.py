@@ -254,19 +254,22 @@ class ConvNormRelu(nn.Module):
         return self.norm.then_relu(self.conv(x), pool=self.pool)
 
 
+def block(layer: ConvNormRelu, statistics: tuple[Tensor, Tensor] | None, *, residual: bool) -> native.Block:
+    """A layer as the code in C sees it."""
+    variables = layer.conv.kernel, layer.conv.bias, layer.norm.gamma, layer.norm.beta
+    return native.Block(*variables, statistics, layer.pool, residual)
+
+
 def in_one_call(
-    x: Tensor, layers: Sequence[nn.Module], residual: Sequence[nn.Module], lanes: native.Lanes | None
+    x: Tensor, layers: Sequence[ConvNormRelu], residual: Sequence[ConvNormRelu], lanes: native.Lanes | None
 ) -> Tensor | None:
-    """Layers `ConvNormRelu` one after another, in C; None for images not in lanes that it does not support.
+    """Layers one after another, in C; None for images not in lanes that it does not support.
 
     To the output of those in `residual`, the input of the layer before is added.
     """
     blocks, count = [], x.numel() // x.shape[1]
     for layer in layers:
-        assert isinstance(layer, ConvNormRelu)
-        conv, norm = layer.conv, layer.norm
-        variables = conv.kernel, conv.bias, norm.gamma, norm.beta
-        blocks.append(native.Block(*variables, norm.statistics(count), layer.pool, layer in residual))
+        blocks.append(block(layer, layer.norm.statistics(count), residual=layer in residual))
         count = count // 4 if layer.pool else count
     if lanes is None and not native.can_chain(x, blocks):
         return None

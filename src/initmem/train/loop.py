@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,10 @@ from initmem.record import MOST_PREDICTIONS, RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.comparison import compared
+from initmem.train.lanes import BATCHES_AT_ONCE
+from initmem.train.layers import MOVING_AVERAGE
 from initmem.train.optimizers import times
-from initmem.train.pack import PARENT, Checkpoint, Images, Pack
+from initmem.train.pack import PARENT, Batch, Checkpoint, Images, Pack
 
 STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 
@@ -118,27 +121,17 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
 
     if pack.position == 0:
         pack.intervene()
-    pack.network.train()
-    for i in range(pack.position, len(batches)):
-        x, y = pack.train.packed(*batches[i])
-        pack.network.begin_update(first_update + i)
-        logits = pack.logits(x)
-        losses = cross_entropy(logits, y)  # (batch, replica)
-        # The mean is over the batch alone, so that gradients do not depend on the number of replicas. A plain
-        # module may have parameters that it does not use: their gradient is zero.
-        gradients = torch.autograd.grad(
-            losses.sum() / len(x), pack.parameters, materialize_grads=recipe.is_module
-        )
-        with torch.no_grad():
-            pack.statistics.correct()
-            if recipe.batch_statistics == "moving":
-                pack.statistics.absorb()
-            pack.running["angular"] += rates[i] * pack.ratio / pack.kernel_squares()
-            add_l2(pack, gradients)
-            pack.optimizer.step(list(gradients), float(rates[i]), first_update + i)
-            pack.running["loss"] += losses.sum(0)
-            pack.running["correct"] += correct(logits, y).sum(0)
-        pack.position = i + 1
+    while pack.position < len(batches):
+        i = pack.position
+        if pack.in_lanes is not None and pack.in_lanes.has_rule:
+            now = slice(i, i + BATCHES_AT_ONCE)
+            x, y = pack.examples(batches[now])
+            share = 1 - MOVING_AVERAGE if recipe.batch_statistics == "moving" else 0.0
+            pack.in_lanes.train(x, y, rates[now], share, first_update + i, pack.running)
+            pack.position = min(now.stop, len(batches))
+        else:
+            train_batch(pack, batches[i], float(rates[i]), first_update + i)
+            pack.position = i + 1
         if pack.position < len(batches) and pause():
             pack.seconds += time.perf_counter() - started
             return False
@@ -150,6 +143,29 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
         pack.keep_best(improved)
     pack.begin_epoch(epoch)
     return True
+
+
+def train_batch(pack: Pack, batch: Batch, rate: float, k: int) -> None:
+    """Update k, on one batch."""
+    pack.set_training(True)
+    x, y = pack.train.packed(*batch)
+    pack.network.begin_update(k)
+    logits = pack.logits(x)
+    losses = cross_entropy(logits, y)  # (batch, replica)
+    # The mean is over the batch alone, so that gradients do not depend on the number of replicas. A plain
+    # module may have parameters that it does not use: their gradient is zero.
+    gradients = torch.autograd.grad(
+        losses.sum() / len(x), pack.parameters, materialize_grads=pack.recipe.is_module
+    )
+    with torch.no_grad():
+        pack.statistics.correct()
+        if pack.recipe.batch_statistics == "moving":
+            pack.statistics.absorb()
+        pack.running["angular"] += rate * pack.ratio / pack.kernel_squares()
+        add_l2(pack, gradients)
+        pack.optimizer.step(list(gradients), rate, k)
+        pack.running["loss"] += losses.sum(0)
+        pack.running["correct"] += correct(logits, y).sum(0)
 
 
 def records(pack: Pack, seconds: float) -> list[RunRecord]:
@@ -194,7 +210,7 @@ def evaluate(pack: Pack, images: Images, predicted: list[Tensor] | None = None) 
 
     The classes of the first batches are appended to `predicted`, shape (example, replica, ...).
     """
-    pack.network.eval()
+    pack.set_training(False)
     loss = torch.zeros(pack.replicas, device=pack.device)
     hits = torch.zeros(pack.replicas, device=pack.device)
     for x, y in images.shared(pack.evaluated_at_once):
@@ -243,13 +259,17 @@ def estimate_statistics(pack: Pack, epoch: int) -> None:
     """
     if not pack.statistics.norms:
         return
-    pack.network.train()
-    seen = 0
-    for index, draws in pack.batches(epoch)[:STATISTICS_BATCHES]:
-        pack.logits(pack.train.packed(index, draws)[0])
-        seen += len(index)
+    batches = pack.batches(epoch)[:STATISTICS_BATCHES]
+    seen = itertools.accumulate(len(index) for index, _ in batches)
+    shares = [len(index) / up_to for (index, _), up_to in zip(batches, seen, strict=True)]
+    if pack.in_lanes is not None:
+        pack.in_lanes.estimate_statistics(pack.examples(batches)[0], shares)
+        return
+    pack.set_training(True)
+    for batch, share in zip(batches, shares, strict=True):
+        pack.logits(pack.train.packed(*batch)[0])
         pack.statistics.correct()
-        pack.statistics.absorb(len(index) / seen)
+        pack.statistics.absorb(share)
 
 
 def add_l2(pack: Pack, gradients: Sequence[Tensor]) -> None:

@@ -285,7 +285,8 @@ def catalogue() -> list[dict[str, Any]]:
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
         row = {"name": name, "width": recipe.width, "trainable": trainable, "total": total}
-        rows.append(row | {"options": ", ".join(map(str, register.options_of(name) or ()))})
+        options = (register.options_of(name) or {}).items()
+        rows.append(row | {"options": ", ".join(f"{key}={default}" for key, (_, default) in options)})
     return rows
 
 

@@ -135,16 +135,23 @@ class ResNet9(Grouped):
     def _pooled(self, x: Tensor) -> Tensor:
         return x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
 
+    def chain(self) -> list[ConvNormRelu]:
+        """All convolution blocks, in order."""
+        return [block for block in self.modules() if isinstance(block, ConvNormRelu)]
+
+    def ends(self) -> list[ConvNormRelu]:
+        """The blocks that end a residual pair: the input of the pair is added to their output."""
+        return [pair[1] for pair in (self.residual1, self.residual2) if isinstance(pair[1], ConvNormRelu)]
+
     def _features(self, x: Tensor) -> Tensor:
         """The output of the last convolution block, in lanes if the network is."""
-        residual1, residual2 = list(self.residual1), list(self.residual2)
-        blocks = [self.down1, *residual1, self.down2, self.down3, *residual2]
+        stem, *others = self.chain()
         if self.lanes is not None:
-            x = native.into_lanes(x, self.stem.conv.inputs, self.lanes)
-            blocks.insert(0, self.stem)
+            x = native.into_lanes(x, stem.conv.inputs, self.lanes)
+            others = [stem, *others]
         else:
-            x = self.stem(x)  # its input has too few channels for the code in C
-        y = in_one_call(x, blocks, (residual1[1], residual2[1]), self.lanes)
+            x = stem(x)  # its input has too few channels for the code in C
+        y = in_one_call(x, others, self.ends(), self.lanes)
         if y is not None:
             return y
         x = self.down1(x)

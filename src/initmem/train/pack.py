@@ -25,13 +25,15 @@ from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train import compiled, native
 from initmem.train.init import initialized, intervene, mup_factors, replica_tensors, start_warm
+from initmem.train.lanes import LaneTraining
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
-from initmem.train.networks import choose_layout
+from initmem.train.networks import ResNet9, choose_layout
 from initmem.train.optimizers import Optimizer, PerReplica, Rule, optimizer_for
 from initmem.train.variables import is_norm
 
 Array = NDArray[np.float64]
 Rows = dict[str, list[float]]
+Batch = tuple[Tensor, Tensor | None]  # indices (batch, replica), augmentation draws (batch, replica, 3)
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
 PARENT = "parent/"  # before the names of a parent's tensors in a checkpoint
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
@@ -97,6 +99,11 @@ class Pack:
         self.ratio: float | Tensor = 1.0  # of the learning rates to the first one; (replica,) if they differ
         self.l2: float | Tensor = self.recipe.l2  # (replica,) if they differ
         self.optimizer = self._optimizer(data.sizes)
+        self.in_lanes: LaneTraining | None = None  # trained in one call for many batches
+        if isinstance(self.network, ResNet9) and self.network.lanes is not None:
+            sizes = min(self.recipe.batch_size, len(self.train)), data.sizes.height, data.sizes.width
+            self.in_lanes = LaneTraining(self.network, self.optimizer, self.kernel_indices, *sizes)
+            self.evaluated_at_once *= 8  # C divides them further, so that they stay in the cache
         self.initial, self.best = (
             {name: value.clone() for name, value in self.network.state_dict().items()} for _ in range(2)
         )
@@ -166,7 +173,7 @@ class Pack:
 
     # -- what training reads -----------------------------------------------------------------------------
 
-    def batches(self, epoch: int) -> list[tuple[Tensor, Tensor | None]]:
+    def batches(self, epoch: int) -> list[Batch]:
         """The batches of an epoch: indices (batch, replica), and augmentation draws (batch, replica, 3)."""
         size = self.recipe.batch_size
         order: Sequence[Tensor] = self.order(epoch).split(size)
@@ -176,11 +183,21 @@ class Pack:
         draws = flip_crop_draws(seeds, epoch, len(self.train)).to(self.device).split(size)
         return list(zip(order, draws, strict=True))
 
+    def examples(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """The examples of several batches, as `Images.packed` returns them."""
+        indices, draws = zip(*batches, strict=True)
+        return self.train.packed(torch.cat(indices), None if draws[0] is None else torch.cat(draws))
+
     def order(self, epoch: int) -> Tensor:
         """The order of the examples in one epoch, shape (example, replica)."""
         n = len(self.train)
         orders = [generator(run.seed_of("order"), "order", epoch).permutation(n) for run in self.runs]
         return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
+
+    def set_training(self, training: bool) -> None:
+        """Set the mode of the network, which visits all of its modules, only where it changes."""
+        if self.network.training != training:
+            self.network.train(training)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, replica, class); (batch, replica, token, class) if tokens have labels."""

@@ -94,7 +94,7 @@ def normalize(
         return differentiable
     n, channels, height, width = x.shape
     y = _output(x, pool=pool)
-    sizes = n, height, width, channels, *SINGLE, pool
+    sizes = n, height, width, channels, pool
     call("normalize_fixed", x, *sizes, skip, gamma, beta, epsilon, *statistics, y)
     return y
 
@@ -112,7 +112,7 @@ class _Normalize(torch.autograd.Function):
         pool: bool,
     ) -> Tensor:
         n, channels, height, width = x.shape
-        ctx.sizes = n, height, width, channels, *SINGLE, pool
+        ctx.sizes = n, height, width, channels, *([SINGLE.lanes] if statistics is None else []), pool
         ctx.by_layer = statistics is None
         y = _output(x, pool=pool)
         if statistics is None:
@@ -321,7 +321,7 @@ def can_chain(x: Tensor, blocks: Sequence[Block]) -> bool:
 def chain(x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *, training: bool) -> Tensor:
     """Blocks one after another, in one call. Only differentiable in training."""
     if not training:
-        fixed, _ = _Plan(x, blocks, lanes).forward(x, epsilon, training=False)
+        fixed, _ = _Plan(x, blocks, epsilon, lanes).forward(x, training=False)
         return fixed
     variables = [variable for block in blocks for variable in block[:4]]
     y: Tensor = _Chain.apply(x, blocks, epsilon, lanes, *variables)
@@ -333,8 +333,8 @@ class _Chain(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *variables: Tensor
     ) -> Tensor:
-        plan = _Plan(x, blocks, lanes)
-        y, buffer = plan.forward(x, epsilon, training=True)
+        plan = _Plan(x, blocks, epsilon, lanes)
+        y, buffer = plan.forward(x, training=True)
         ctx.save_for_backward(x, buffer, *variables)
         ctx.plan = plan
         return y
@@ -352,43 +352,84 @@ class _Chain(torch.autograd.Function):
 class _Plan:
     """What C must know of a chain of blocks. Their tensors have to be kept while it is used."""
 
-    def __init__(self, x: Tensor, blocks: Sequence[Block], lanes: Lanes) -> None:
+    def __init__(self, x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes) -> None:
         n, _, height, width = x.shape
         pools = sum(block.pool for block in blocks)
         channels = len(blocks[-1].kernel) // lanes.replicas * lanes.lanes
         self.shape = n, height >> pools, width >> pools, channels
-        sizes: list[tuple[int, ...]] = []
-        addresses = array("Q")
-        for block in blocks:
-            outputs, inputs = block.kernel.shape[:2]
-            sizes.append((inputs, outputs // lanes.replicas, block.pool, block.residual))
-            addresses.extend([variable.data_ptr() for variable in block[:4]])
-            addresses.extend([s.data_ptr() for s in block.statistics] if block.statistics else [0, 0])
-        self.arguments = (
-            len(blocks), FFI.new("struct block_sizes[]", sizes),
-            FFI.from_buffer("struct block_variables[]", addresses),
-            n, height, width, *lanes, compiled.library().widest,
-        )  # fmt: skip
+        self.lanes = lanes
+        self.variables = InLanes([v for block in blocks for v in block[:4]], lanes)
+        self.statistics = InLanes([s for block in blocks for s in block.statistics or ()], lanes)
+        self.variables.load()
+        self.parts = network_parts(blocks, self.variables.tensors, self.statistics.tensors, lanes)
+        sizes = len(blocks), n, height, width, lanes.lanes, compiled.library().widest, epsilon
+        self.network = FFI.new("struct network *", [*sizes, *self.parts])
 
-    def forward(self, x: Tensor, epsilon: float, *, training: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
         """The output, and, in training, what the backward pass needs."""
+        if not training:
+            self.statistics.load()
         buffer, y = self._buffer(x, keep=training), x.new_empty(self.shape)
-        if not call("chain", *self.arguments, training, x, epsilon, buffer, y):
+        if not call("chain", self.network, training, x, buffer, y):
             raise MemoryError
+        if training:
+            self.statistics.store()
         return y.permute(0, 3, 1, 2), buffer
 
     def backward(
         self, x: Tensor, buffer: Tensor, grad_output: Tensor, gradients: list[Tensor], grad_x: Tensor | None
     ) -> None:
         """Write the gradients of kernel, bias, gamma and beta of each block, and of x."""
-        work = self._buffer(x, keep=False)
-        addresses = array("Q", [gradient.data_ptr() for gradient in gradients])
-        of_blocks = FFI.from_buffer("struct block_gradients[]", addresses)
-        if not call("chain_backward", *self.arguments, x, buffer, grad_output, of_blocks, work, grad_x):
+        work, written = self._buffer(x, keep=False), InLanes(gradients, self.lanes)
+        of_blocks = as_structs("block_gradients", written.tensors)
+        if not call("chain_backward", self.network, x, buffer, grad_output, of_blocks, work, grad_x):
             raise MemoryError
+        written.store()
 
     def _buffer(self, x: Tensor, *, keep: bool) -> Tensor:
-        return x.new_empty(call("chain_floats", *self.arguments, keep))
+        return x.new_empty(call("chain_floats", self.network, keep))
+
+
+def network_parts(
+    blocks: Sequence[Block], variables: Sequence[Tensor], statistics: Sequence[Tensor], lanes: Lanes
+) -> tuple[Any, Any]:
+    """Sizes and variables of blocks as C reads them, from their variables and statistics in lanes."""
+    sizes = [(b.kernel.shape[1], len(b.kernel) // lanes.replicas, b.pool, b.residual) for b in blocks]
+    fields: list[Tensor | None] = []
+    for i in range(len(blocks)):
+        fields += [*variables[4 * i : 4 * i + 4], *(statistics[2 * i : 2 * i + 2] or (None, None))]
+    return FFI.new("struct block_sizes[]", sizes), as_structs("block_variables", fields)
+
+
+def as_structs(name: str, tensors: Sequence[Tensor | None]) -> Any:
+    """The addresses of tensors as an array of structs of pointers; None is NULL."""
+    addresses = array("Q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    return FFI.from_buffer(f"struct {name}[]", addresses)
+
+
+class InLanes:
+    """Copies of a pack's tensors in lanes: (n, lane) of (replica * n, ...). In a single lane, the tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor], lanes: Lanes) -> None:
+        self.lanes, self.originals = lanes, list(tensors)
+        self.tensors = self.originals
+        if lanes != SINGLE:
+            sizes = [tensor.numel() // lanes.replicas * lanes.lanes for tensor in tensors]
+            self.tensors = list(torch.zeros(sum(sizes)).split(sizes))
+            self.arguments = (
+                len(sizes), FFI.new("num[]", [tensor.numel() for tensor in tensors]), pointers(tensors),
+                *lanes, pointers(self.tensors),
+            )  # fmt: skip
+
+    def load(self) -> None:
+        """Copy the tensors into lanes."""
+        if self.lanes != SINGLE:
+            call("into_lanes", *self.arguments)
+
+    def store(self) -> None:
+        """Copy the lanes to the tensors."""
+        if self.lanes != SINGLE:
+            call("out_of_lanes", *self.arguments)
 
 
 def can_head(x: Tensor, kernel: Tensor) -> bool:

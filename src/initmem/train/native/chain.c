@@ -4,12 +4,6 @@
    the input of the block before to its output. */
 #include "vectors.h"
 
-struct network {
-    num count, images, height, width, replicas, lanes, widest;
-    const struct block_sizes *sizes;
-    const struct block_variables *variables;
-};
-
 /* A block: the size of its input, and where its tensors are in a buffer. */
 struct place {
     num height, width, middle, saved, output;
@@ -53,28 +47,37 @@ static int is_wide(const struct network *net, num inputs, num outputs)
 static int convolved(const struct network *net, struct place at, const float *x, const float *kernel,
                      const float *bias, num inputs, num outputs, int transposed, float *y)
 {
-    const num n = net->images, h = at.height, w = at.width, r = net->replicas, lanes = net->lanes;
+    const num n = net->images, h = at.height, w = at.width, lanes = net->lanes;
 #ifdef __AVX512F__
-    if (is_wide(net, inputs, outputs))
-        return lanes > 1 ? lanes_convolve_wide(x, kernel, bias, n, h, w, inputs, outputs, r, lanes, transposed, y)
-                         : convolve_wide(x, kernel, bias, n, h, w, inputs, outputs, transposed, y);
+    if (is_wide(net, inputs, outputs)) {
+        if (lanes == 1)
+            return convolve_wide(x, kernel, bias, n, h, w, inputs, outputs, transposed, y);
+        lanes_convolve_wide(x, kernel, bias, n, h, w, inputs, outputs, lanes, transposed, y);
+        return 1;
+    }
 #endif
-    return lanes > 1 ? lanes_convolve(x, kernel, bias, n, h, w, inputs, outputs, r, lanes, transposed, y)
-                     : convolve(x, kernel, bias, n, h, w, inputs, outputs, transposed, y);
+    if (lanes == 1)
+        return convolve(x, kernel, bias, n, h, w, inputs, outputs, transposed, y);
+    lanes_convolve(x, kernel, bias, n, h, w, inputs, outputs, lanes, transposed, y);
+    return 1;
 }
 
 static int convolved_backward(const struct network *net, struct place at, const float *x, const float *grad,
                               num inputs, num outputs, float *grad_kernel, float *grad_bias)
 {
-    const num n = net->images, h = at.height, w = at.width, r = net->replicas, lanes = net->lanes;
+    const num n = net->images, h = at.height, w = at.width, lanes = net->lanes;
 #ifdef __AVX512F__
-    if (is_wide(net, inputs, outputs))
-        return lanes > 1
-                   ? lanes_convolve_backward_wide(x, grad, n, h, w, inputs, outputs, r, lanes, grad_kernel, grad_bias)
-                   : convolve_backward_wide(x, grad, n, h, w, inputs, outputs, grad_kernel, grad_bias);
+    if (is_wide(net, inputs, outputs)) {
+        if (lanes == 1)
+            return convolve_backward_wide(x, grad, n, h, w, inputs, outputs, grad_kernel, grad_bias);
+        lanes_convolve_backward_wide(x, grad, n, h, w, inputs, outputs, lanes, grad_kernel, grad_bias);
+        return 1;
+    }
 #endif
-    return lanes > 1 ? lanes_convolve_backward(x, grad, n, h, w, inputs, outputs, r, lanes, grad_kernel, grad_bias)
-                     : convolve_backward(x, grad, n, h, w, inputs, outputs, grad_kernel, grad_bias);
+    if (lanes == 1)
+        return convolve_backward(x, grad, n, h, w, inputs, outputs, grad_kernel, grad_bias);
+    lanes_convolve_backward(x, grad, n, h, w, inputs, outputs, lanes, grad_kernel, grad_bias);
+    return 1;
 }
 
 static void accumulate(float *restrict to, const float *restrict from, num floats)
@@ -84,41 +87,52 @@ static void accumulate(float *restrict to, const float *restrict from, num float
 }
 
 /* The number of floats that a buffer must have: `keep` for the forward pass of training, not for the others. */
-num chain_floats(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images,
-                 num height, num width, num replicas, num lanes, num widest, int keep)
+num chain_floats(const struct network *net, int keep)
 {
-    const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
-    struct place places[count];
-    return arrange(&net, keep, places);
+    struct place places[net->count];
+    return arrange(net, keep, places);
 }
 
+enum { IN_CACHE = 16 }; /* images that a pack evaluates at a time, so that they stay in the cache */
+
 /* In training, `buffer` is what `chain_backward` needs. */
-int chain(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images, num height,
-          num width, num replicas, num lanes, num widest, int training, const float *x, double epsilon, float *buffer,
-          float *y)
+int chain(const struct network *net, int training, const float *x, float *buffer, float *y)
 {
-    const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
+    if (!training && net->lanes > 1 && net->images > IN_CACHE) {
+        const num each = net->height * net->width * net->lanes * net->sizes[0].inputs;
+        num into = net->height * net->width * net->lanes * net->sizes[net->count - 1].outputs;
+        struct network part = *net;
+        for (num i = 0; i < net->count; i++)
+            into /= net->sizes[i].pool ? 4 : 1;
+        for (num first = 0; first < net->images; first += IN_CACHE) {
+            part.images = minimum(IN_CACHE, net->images - first);
+            if (!chain(&part, 0, x + first * each, buffer, y + first * into))
+                return 0;
+        }
+        return 1;
+    }
+    const num count = net->count, images = net->images, lanes = net->lanes;
+    const double epsilon = net->epsilon;
     const float *before = x;
     struct place places[count];
-    arrange(&net, training, places);
+    arrange(net, training, places);
     for (num i = 0; i < count; i++) {
-        const struct block_sizes size = sizes[i];
-        const struct block_variables v = variables[i];
+        const struct block_sizes size = net->sizes[i];
+        const struct block_variables v = net->variables[i];
         const struct place at = places[i];
         const num channels = size.outputs * lanes, h = at.height, w = at.width;
         float *middle = buffer + at.middle, *saved = buffer + at.saved;
         float *output = i + 1 < count ? buffer + at.output : y;
-        if (!convolved(&net, at, x, v.kernel, v.bias, size.inputs, size.outputs, 0, middle))
+        if (!convolved(net, at, x, v.kernel, v.bias, size.inputs, size.outputs, 0, middle))
             return 0;
         if (!v.mean)
-            layer_normalize(middle, images, h, w, channels, replicas, lanes, size.pool, v.gamma, v.beta, epsilon, saved,
-                            output);
+            layer_normalize(middle, images, h, w, channels, lanes, size.pool, v.gamma, v.beta, epsilon, saved, output);
         else if (training)
-            normalize(middle, images, h, w, channels, replicas, lanes, size.pool, NULL, v.gamma, v.beta, epsilon,
-                      v.mean, v.variance, saved, output);
+            normalize(middle, images, h, w, channels, size.pool, NULL, v.gamma, v.beta, epsilon, v.mean, v.variance,
+                      saved, output);
         else
-            normalize_fixed(middle, images, h, w, channels, replicas, lanes, size.pool, NULL, v.gamma, v.beta, epsilon,
-                            v.mean, v.variance, output);
+            normalize_fixed(middle, images, h, w, channels, size.pool, NULL, v.gamma, v.beta, epsilon, v.mean,
+                            v.variance, output);
         if (size.residual)
             accumulate(output, before, images * h * w * channels);
         before = x, x = output;
@@ -127,32 +141,31 @@ int chain(num count, const struct block_sizes *sizes, const struct block_variabl
 }
 
 /* The gradients of all variables, and of x unless grad_x is NULL. */
-int chain_backward(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images,
-                   num height, num width, num replicas, num lanes, num widest, const float *x, const float *buffer,
-                   const float *grad_output, const struct block_gradients *gradients, float *work, float *grad_x)
+int chain_backward(const struct network *net, const float *x, const float *buffer, const float *grad_output,
+                   const struct block_gradients *gradients, float *work, float *grad_x)
 {
-    const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
+    const num count = net->count, images = net->images, lanes = net->lanes;
     struct place kept[count], places[count];
     const float *grad = grad_output, *skip = NULL; /* what the sum of a residual block passes on */
-    arrange(&net, 1, kept), arrange(&net, 0, places);
+    arrange(net, 1, kept), arrange(net, 0, places);
     for (num i = count - 1; i >= 0; i--) {
-        const struct block_sizes size = sizes[i];
-        const struct block_variables v = variables[i];
+        const struct block_sizes size = net->sizes[i];
+        const struct block_variables v = net->variables[i];
         const struct block_gradients g = gradients[i];
         const num channels = size.outputs * lanes, h = kept[i].height, w = kept[i].width;
         const float *input = i ? buffer + kept[i - 1].output : x;
         const float *middle = buffer + kept[i].middle, *saved = buffer + kept[i].saved;
         float *grad_middle = work + places[i].middle, *grad_input = i ? work + places[i].output : grad_x;
         if (v.mean)
-            normalize_backward(middle, grad, images, h, w, channels, replicas, lanes, size.pool, NULL, saved,
-                               grad_middle, g.gamma, g.beta, NULL);
+            normalize_backward(middle, grad, images, h, w, channels, size.pool, NULL, saved, grad_middle, g.gamma,
+                               g.beta, NULL);
         else
-            layer_normalize_backward(middle, grad, images, h, w, channels, replicas, lanes, size.pool, v.gamma, v.beta,
-                                     saved, grad_middle, g.gamma, g.beta);
+            layer_normalize_backward(middle, grad, images, h, w, channels, lanes, size.pool, v.gamma, v.beta, saved,
+                                     grad_middle, g.gamma, g.beta);
         if (grad_input
-            && !convolved(&net, kept[i], grad_middle, v.kernel, NULL, size.outputs, size.inputs, 1, grad_input))
+            && !convolved(net, kept[i], grad_middle, v.kernel, NULL, size.outputs, size.inputs, 1, grad_input))
             return 0;
-        if (!convolved_backward(&net, kept[i], input, grad_middle, size.inputs, size.outputs, g.kernel, g.bias))
+        if (!convolved_backward(net, kept[i], input, grad_middle, size.inputs, size.outputs, g.kernel, g.bias))
             return 0;
         if (skip && grad_input)
             accumulate(grad_input, skip, images * h * w * size.inputs * lanes);

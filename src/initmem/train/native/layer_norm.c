@@ -95,15 +95,6 @@ static inline __attribute__((always_inline)) void backward_pixel(const float *x,
     }
 }
 
-/* Rearrange a variable to the order of an image's channels; zero for an empty lane. */
-static void to_lanes(struct pack pack, num channels, const float *variable, float *to)
-{
-    for (num c = 0; c < channels; c++) {
-        const num v = in_variable(pack, channels, c);
-        to[c] = v < 0 ? 0 : variable[v];
-    }
-}
-
 /* The offset of pixel k of a pooling window. */
 static inline num in_window(int k, num width, num channels) { return (k / 2 * width + k % 2) * channels; }
 
@@ -187,38 +178,29 @@ static inline __attribute__((always_inline)) void backward(const float *x, const
 }
 
 /* `saved` holds 2 statistics per pixel and lane for `layer_normalize_backward`. */
-void layer_normalize(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
+void layer_normalize(const float *x, num images, num height, num width, num channels, num lanes, int pool,
                      const float *gamma, const float *beta, double epsilon, float *saved, float *y)
 {
-    const struct pack pack = {replicas, lanes};
     const struct pixel at = pixel_of(channels, lanes);
-    float gammas[channels], betas[channels];
-    to_lanes(pack, channels, gamma, gammas), to_lanes(pack, channels, beta, betas);
     if (lanes == 1)
-        forward(x, images, height, width, at, pool, gammas, betas, epsilon, 1, saved, y);
+        forward(x, images, height, width, at, pool, gamma, beta, epsilon, 1, saved, y);
     else
-        forward(x, images, height, width, at, pool, gammas, betas, epsilon, 0, saved, y);
+        forward(x, images, height, width, at, pool, gamma, beta, epsilon, 0, saved, y);
 }
 
 /* The gradients of x, gamma and beta from grad_output. */
 void layer_normalize_backward(const float *x, const float *grad_output, num images, num height, num width, num channels,
-                              num replicas, num lanes, int pool, const float *gamma, const float *beta,
-                              const float *saved, float *grad_x, float *grad_gamma, float *grad_beta)
+                              num lanes, int pool, const float *gamma, const float *beta, const float *saved,
+                              float *grad_x, float *grad_gamma, float *grad_beta)
 {
-    const struct pack pack = {replicas, lanes};
     const struct pixel at = pixel_of(channels, lanes);
-    float gammas[channels], betas[channels];
     double products[channels], sums[channels];
-    to_lanes(pack, channels, gamma, gammas), to_lanes(pack, channels, beta, betas);
     for (num c = 0; c < channels; c++)
         products[c] = sums[c] = 0;
     if (lanes == 1)
-        backward(x, grad_output, images, height, width, at, pool, gammas, betas, 1, saved, grad_x, products, sums);
+        backward(x, grad_output, images, height, width, at, pool, gamma, beta, 1, saved, grad_x, products, sums);
     else
-        backward(x, grad_output, images, height, width, at, pool, gammas, betas, 0, saved, grad_x, products, sums);
-    for (num c = 0; c < channels; c++) {
-        const num v = in_variable(pack, channels, c);
-        if (v >= 0)
-            grad_gamma[v] = products[c], grad_beta[v] = sums[c];
-    }
+        backward(x, grad_output, images, height, width, at, pool, gamma, beta, 0, saved, grad_x, products, sums);
+    for (num c = 0; c < channels; c++)
+        grad_gamma[c] = products[c], grad_beta[c] = sums[c];
 }

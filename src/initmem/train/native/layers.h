@@ -1,8 +1,9 @@
 /* Every function that is called from Python or from another file. The C compiler and cffi read the same declarations, so
    this file holds nothing but plain C declarations.
 
-   Tensors are float32. Images are (images, height, width, channels). In a pack, replicas occupy lanes: see `struct pack`
-   in vectors.h. Functions that return int return 0 if they are out of memory. */
+   Tensors are float32. Images are (images, height, width, channels). In a pack, replicas
+   occupy lanes, the last of which may be empty: images are (images, height, width, channels, lanes), and channel c of
+   replica r has index c * lanes + r, also in the variables of a block. Functions that return int return 0 if they are out of memory. */
 
 typedef long num;
 
@@ -17,26 +18,61 @@ struct block_gradients {
     float *kernel, *bias, *gamma, *beta;
 };
 
+/* Blocks one after another, and the images that go through them. */
+struct network {
+    num count, images, height, width, lanes, widest;
+    double epsilon;
+    const struct block_sizes *sizes;
+    const struct block_variables *variables;
+};
+
+/* A pack in lanes that `train` trains: its blocks, and a head whose variables are not in lanes. Of the variables of the
+   blocks, then of the head: their sizes, whether they are kernels and whether they decay, and the state of the rule. */
+struct pack {
+    struct network network;
+    num channels, replicas, classes, largest;
+    const struct block_gradients *gradients;
+    float *const *moving; /* mean and variance of each block; NULL: the blocks have layer normalization */
+    num count;
+    const num *sizes;
+    const num *is_kernel, *decays;
+    float *const *variables, *const *all_gradients, *const *first, *const *second;
+};
+struct rule {
+    num kind, update; /* kind: 0 sgd, 1 momentum, 2 adam; the number of the first update */
+    double momentum, beta1, beta2, epsilon, l2, decay;
+};
+
 /* wide.c */
 int widest(void);
 
 /* normalize.c */
-void normalize(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
-               const float *skip, const float *gamma, const float *beta, double epsilon, float *batch_mean,
-               float *batch_variance, float *saved, float *y);
-void normalize_fixed(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
-                     const float *skip, const float *gamma, const float *beta, double epsilon, const float *mean,
-                     const float *variance, float *y);
+void normalize(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+               const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
+               float *saved, float *y);
+void normalize_fixed(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+                     const float *gamma, const float *beta, double epsilon, const float *mean, const float *variance,
+                     float *y);
 void normalize_backward(const float *x, const float *grad_output, num images, num height, num width, num channels,
-                        num replicas, num lanes, int pool, const float *y, const float *saved, float *grad_x,
+                        int pool, const float *y, const float *saved, float *grad_x,
+                        float *grad_gamma, float *grad_beta, float *grad_skip);
+/* called by those for channels that fill vectors of 16; they exist only where widest() is 16 */
+void normalize_wide(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+               const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
+               float *saved, float *y);
+void normalize_fixed_wide(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+                     const float *gamma, const float *beta, double epsilon, const float *mean,
+                     const float *variance, float *y);
+void normalize_backward_wide(const float *x, const float *grad_output, num images, num height, num width, num channels,
+                        int pool, const float *y, const float *saved, float *grad_x,
                         float *grad_gamma, float *grad_beta, float *grad_skip);
 
 /* layer_norm.c */
-void layer_normalize(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
+void layer_normalize(const float *x, num images, num height, num width, num channels, num lanes, int pool,
                      const float *gamma, const float *beta, double epsilon, float *saved, float *y);
 void layer_normalize_backward(const float *x, const float *grad_output, num images, num height, num width, num channels,
-                              num replicas, num lanes, int pool, const float *gamma, const float *beta,
-                              const float *saved, float *grad_x, float *grad_gamma, float *grad_beta);
+                              num lanes, int pool, const float *gamma, const float *beta, const float *saved,
+                              float *grad_x, float *grad_gamma, float *grad_beta);
 
 /* winograd.c; the wide functions exist only where widest() is 16 */
 int convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
@@ -49,24 +85,20 @@ int convolve_backward_wide(const float *x, const float *grad_output, num images,
                            num outputs, float *grad_kernel, float *grad_bias);
 
 /* lanes.c; the wide functions exist only where widest() is 16 */
-int lanes_convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
-                   num outputs, num replicas, num lanes, int transposed, float *y);
-int lanes_convolve_wide(const float *x, const float *kernel, const float *bias, num images, num height, num width,
-                        num inputs, num outputs, num replicas, num lanes, int transposed, float *y);
-int lanes_convolve_backward(const float *x, const float *grad_output, num images, num height, num width, num inputs,
-                            num outputs, num replicas, num lanes, float *grad_kernel, float *grad_bias);
-int lanes_convolve_backward_wide(const float *x, const float *grad_output, num images, num height, num width, num inputs,
-                                 num outputs, num replicas, num lanes, float *grad_kernel, float *grad_bias);
+void lanes_convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+                         num inputs, num outputs, num lanes, int transposed, float *y);
+void lanes_convolve_backward(const float *x, const float *grad_output, num images, num height, num width, num inputs,
+                                  num outputs, num lanes, float *grad_kernel, float *grad_bias);
+void lanes_convolve_wide(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+                         num inputs, num outputs, num lanes, int transposed, float *y);
+void lanes_convolve_backward_wide(const float *x, const float *grad_output, num images, num height, num width, num inputs,
+                                  num outputs, num lanes, float *grad_kernel, float *grad_bias);
 
 /* chain.c */
-num chain_floats(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images,
-                 num height, num width, num replicas, num lanes, num widest, int keep);
-int chain(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images, num height,
-          num width, num replicas, num lanes, num widest, int training, const float *x, double epsilon, float *buffer,
-          float *y);
-int chain_backward(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images,
-                   num height, num width, num replicas, num lanes, num widest, const float *x, const float *buffer,
-                   const float *grad_output, const struct block_gradients *gradients, float *work, float *grad_x);
+num chain_floats(const struct network *net, int keep);
+int chain(const struct network *net, int training, const float *x, float *buffer, float *y);
+int chain_backward(const struct network *net, const float *x, const float *buffer, const float *grad_output,
+                   const struct block_gradients *gradients, float *work, float *grad_x);
 
 /* head.c */
 void head(const float *x, num images, num pixels, num channels, num replicas, num lanes, num classes, int largest,
@@ -84,3 +116,9 @@ void adam_step(num count, const num *sizes, float *const *gradients, float *cons
 void sum_of_squares(num count, const num *sizes, float *const *variables, num replicas, float *sums);
 void absorb(num count, const num *sizes, float *const *batch_means, float *const *batch_variances,
             float *const *means, float *const *variances, const double *factors, double share);
+
+/* train.c */
+void into_lanes(num count, const num *sizes, float *const *from, num replicas, num lanes, float *const *to);
+void out_of_lanes(num count, const num *sizes, float *const *to, num replicas, num lanes, float *const *from);
+int train(const struct pack *pack, const struct rule *rule, num examples, const float *x, const long long *labels,
+          const double *rates, const double *shares, double *losses, double *correct, double *angular);

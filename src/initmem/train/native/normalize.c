@@ -4,6 +4,17 @@
 
 #include "vectors.h"
 
+/* Leave channels that fill several wider vectors to the functions in wide.c. */
+#if LANES == 8 && defined(__AVX512F__)
+#define WIDE(function, ...)                                                                                           \
+    if (channels % 16 == 0 && channels >= 64) {                                                                       \
+        function##_wide(__VA_ARGS__);                                                                                 \
+        return;                                                                                                       \
+    }
+#else
+#define WIDE(function, ...)
+#endif
+
 /* Mean and biased variance of every channel. One pass suffices without cancellation, because the squares are taken
    about a pivot inside the data: the mean of the first pixels. */
 static void statistics(const float *x, num pixels, num channels, double *mean, double *variance)
@@ -36,17 +47,15 @@ static void statistics(const float *x, num pixels, num channels, double *mean, d
     }
 }
 
-/* The scale and shift of y = scale * x + shift for every channel; zero for an empty lane. */
-static void scale_and_shift(num channels, struct pack pack, const float *gamma, const float *beta, double epsilon,
-                            const double *mean, const double *variance, float *inverse_std, float *scale,
-                            float *shift)
+/* The scale and shift of y = scale * x + shift for every channel. */
+static void scale_and_shift(num channels, const float *gamma, const float *beta, double epsilon, const double *mean,
+                            const double *variance, float *inverse_std, float *scale, float *shift)
 {
     for (num c = 0; c < channels; c++) {
         const double inverse = 1 / sqrt(variance[c] + epsilon);
-        const num v = in_variable(pack, channels, c);
         inverse_std[c] = inverse;
-        scale[c] = v < 0 ? 0 : gamma[v] * inverse;
-        shift[c] = v < 0 ? 0 : beta[v] - mean[c] * gamma[v] * inverse;
+        scale[c] = gamma[c] * inverse;
+        shift[c] = beta[c] - mean[c] * gamma[c] * inverse;
     }
 }
 
@@ -78,40 +87,34 @@ static void apply(const float *x, num images, num height, num width, num channel
 }
 
 /* Training mode. Also writes the batch mean and unbiased variance; `saved` holds 4 rows for `normalize_backward`. */
-void normalize(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
-               const float *skip, const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
+void NAME(normalize)(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+               const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
                float *saved, float *y)
 {
-    const struct pack pack = {replicas, lanes};
+    WIDE(normalize, x, images, height, width, channels, pool, skip, gamma, beta, epsilon, batch_mean, batch_variance, saved, y);
     const num pixels = images * height * width;
     double mean[channels], variance[channels];
     float *inverse_std = saved + channels, *scale = inverse_std + channels, *shift = scale + channels;
     statistics(x, pixels, channels, mean, variance);
-    scale_and_shift(channels, pack, gamma, beta, epsilon, mean, variance, inverse_std, scale, shift);
+    scale_and_shift(channels, gamma, beta, epsilon, mean, variance, inverse_std, scale, shift);
     for (num c = 0; c < channels; c++) {
-        const num v = in_variable(pack, channels, c);
-        saved[c] = mean[c];
-        if (v >= 0) {
-            batch_mean[v] = mean[c];
-            batch_variance[v] = variance[c] * pixels / (pixels > 1 ? pixels - 1 : 1);
-        }
+        saved[c] = batch_mean[c] = mean[c];
+        batch_variance[c] = variance[c] * pixels / (pixels > 1 ? pixels - 1 : 1);
     }
     apply(x, images, height, width, channels, pool, skip, scale, shift, y);
 }
 
 /* Evaluation mode, with the moving statistics. */
-void normalize_fixed(const float *x, num images, num height, num width, num channels, num replicas, num lanes,
-                     int pool, const float *skip, const float *gamma, const float *beta, double epsilon, const float *mean,
+void NAME(normalize_fixed)(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+                     const float *gamma, const float *beta, double epsilon, const float *mean,
                      const float *variance, float *y)
 {
-    const struct pack pack = {replicas, lanes};
+    WIDE(normalize_fixed, x, images, height, width, channels, pool, skip, gamma, beta, epsilon, mean, variance, y);
     double means[channels], variances[channels];
     float inverse_std[channels], scale[channels], shift[channels];
-    for (num c = 0; c < channels; c++) {
-        const num v = in_variable(pack, channels, c);
-        means[c] = v < 0 ? 0 : mean[v], variances[c] = v < 0 ? 1 : variance[v];
-    }
-    scale_and_shift(channels, pack, gamma, beta, epsilon, means, variances, inverse_std, scale, shift);
+    for (num c = 0; c < channels; c++)
+        means[c] = mean[c], variances[c] = variance[c];
+    scale_and_shift(channels, gamma, beta, epsilon, means, variances, inverse_std, scale, shift);
     apply(x, images, height, width, channels, pool, skip, scale, shift, y);
 }
 
@@ -137,11 +140,11 @@ static inline struct window compare(const float *x, num channels, num row, vec s
 
 /* The gradients of x, gamma, beta and the skip connection from grad_output. With a skip connection, y tells where ReLU
    let it pass; without, y and grad_skip are NULL, and it is computed again. */
-void normalize_backward(const float *x, const float *grad_output, num images, num height, num width, num channels,
-                        num replicas, num lanes, int pool, const float *y, const float *saved, float *grad_x,
+void NAME(normalize_backward)(const float *x, const float *grad_output, num images, num height, num width, num channels,
+                        int pool, const float *y, const float *saved, float *grad_x,
                         float *grad_gamma, float *grad_beta, float *grad_skip)
 {
-    const struct pack pack = {replicas, lanes};
+    WIDE(normalize_backward, x, grad_output, images, height, width, channels, pool, y, saved, grad_x, grad_gamma, grad_beta, grad_skip);
     const num pixels = images * height * width, row = width * channels;
     const float *mean = saved, *inverse_std = mean + channels;
     const float *scale = inverse_std + channels, *shift = scale + channels;
@@ -178,9 +181,7 @@ void normalize_backward(const float *x, const float *grad_output, num images, nu
     float tilt[channels], level[channels];
     for (num c = 0; c < channels; c++) {
         const double steep = products[c] * inverse_std[c] * inverse_std[c] / pixels;
-        const num v = in_variable(pack, channels, c);
-        if (v >= 0)
-            grad_beta[v] = sums[c], grad_gamma[v] = products[c] * inverse_std[c];
+        grad_beta[c] = sums[c], grad_gamma[c] = products[c] * inverse_std[c];
         tilt[c] = -scale[c] * steep;
         level[c] = scale[c] * (mean[c] * steep - sums[c] / pixels);
     }

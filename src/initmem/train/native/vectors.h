@@ -1,7 +1,7 @@
 /* Shared by all layers, which work on float32 tensors in channels-last layout, on one core.
 
    The compiler maps `vec` to SIMD registers. Sums over a batch are short float32 sums, accumulated in float64.
-   The convolutions are compiled twice where processors have wider registers: see wide.c.
+   Convolutions and batch normalization are compiled twice where processors have wider registers: see wide.c.
 */
 #pragma once
 #include <stdlib.h>
@@ -59,16 +59,3 @@ static inline float *scratch(num needed)
 #else
 #define MULTIPLY_ADD(sum, a, b) sum += a * b
 #endif
-
-/* Replicas occupy the lanes, the last of which may be empty: channel c of replica r has index c * lanes + r in an image
-   and r * channels + c in a variable. A single network is one replica in one lane. */
-struct pack {
-    num replicas, lanes;
-};
-
-/* The index in a variable of channel c of an image; -1 for an empty lane. */
-static inline num in_variable(struct pack pack, num channels, num c)
-{
-    const num lane = c % pack.lanes;
-    return lane < pack.replicas ? lane * (channels / pack.lanes) + c / pack.lanes : -1;
-}

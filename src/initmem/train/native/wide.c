@@ -1,8 +1,9 @@
-/* The convolutions once more, with vectors of 16, for processors that have them. */
+/* Convolutions and batch normalization once more, with vectors of 16, for processors that have them. */
 #ifdef __AVX512F__
 #define LANES 16
 #define NAME(function) function##_wide
 #include "lanes.c"
+#include "normalize.c"
 #include "winograd.c"
 #endif
 
