@@ -152,7 +152,8 @@ def main() -> None:
             timed(
                 f"figure {name}",
                 lambda name=name: figures.draw(
-                    name, records, studies, out / f"figure-{name}{asked.ending}", reference=asked.reference
+                    figures.plot_of(name, records, studies, asked.reference),
+                    out / f"figure-{name}{asked.ending}",
                 ),
             )
             for name in figures.NAMES

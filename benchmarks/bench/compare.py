@@ -108,6 +108,10 @@ def compare(
                     continue
                 timed[str(setting)] = min(spent, timed.get(str(setting), math.inf))
                 tell(f"{workload.name}: {peer}, {setting}: {spent:.1f} s")
+    for peer, timed in found.peers.items():
+        if timed:
+            best = min(timed, key=timed.__getitem__)
+            tell(f"{workload.name}: best of {peer}: {best}, {timed[best] / found.seconds:.2f} times initmem")
     found.share = workload.runs * run_flops(workload.recipe, workload.sizes) / found.seconds / limit
     return found
 
@@ -156,7 +160,7 @@ def time_initmem(workload: Workload) -> tuple[float, int]:
 
     def listen(event: Event) -> None:
         match event:
-            case Claimed(runs) | EpochEnded(runs, _) if runs:
+            case Claimed(runs) | EpochEnded(runs, _):
                 times.setdefault(runs[0], []).append(time.perf_counter())
             case Finished(runs):
                 times.setdefault(runs[0][0], []).append(time.perf_counter())

@@ -7,8 +7,7 @@ a row without one is accepted as official files only.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,31 +16,8 @@ from typing import Any, Literal
 Steps = Literal["gradient", "heavy ball", "normalized", "averaged"]
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a network, as the signature of its builder declares it."""
-
-    name: str
-    kind: type
-    default: Any
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def permitted(self) -> str:
-        """What is allowed, in words."""
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        return ", ".join(map(str, self.choices)) if self.choices else words[self.kind]
-
-    def read(self, value: object) -> Any:
-        """The value in the option's own type; a `ValueError` if it is not allowed."""
-        if self.kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not self.kind or (self.choices and value not in self.choices):
-            raise ValueError(f"allowed: {self.permitted}")
-        return value
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.default}"
+# The options of a network as the signature of its builder declares them: type and default by name.
+Options = Mapping[str, tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +26,7 @@ class NetworkRow:
 
     width: int = 64
     packed: bool = True
-    options: tuple[Option, ...] = ()
+    options: Options = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +74,8 @@ NETWORKS = {
     "resnet56": NetworkRow(width=16),
     "resnet110": NetworkRow(width=16),
     "mlp": NetworkRow(width=256),
-    "vit": NetworkRow(
-        packed=False, options=(Option("patch", int, 4), Option("depth", int, 4), Option("heads", int, 4))
-    ),
-    "gpt": NetworkRow(
-        packed=False, options=(Option("depth", int, 4), Option("heads", int, 4), Option("tied", bool, False))
-    ),
+    "vit": NetworkRow(packed=False, options={"patch": (int, 4), "depth": (int, 4), "heads": (int, 4)}),
+    "gpt": NetworkRow(packed=False, options={"depth": (int, 4), "heads": (int, 4), "tied": (bool, False)}),
 }
 PACKED = tuple(name for name, network in NETWORKS.items() if network.packed)
 
@@ -256,28 +228,3 @@ def defaults_of(model: object, optimizer: object) -> dict[str, Any]:
     """The defaults of a recipe that depend on its network and its optimizer."""
     network, rule = NETWORKS.get(str(model), NetworkRow()), OPTIMIZERS.get(str(optimizer))
     return {"width": network.width, "weight_decay": 0.0, "momentum": 0.9} | dict(rule.fields if rule else {})
-
-
-def checked_options(
-    model: str, options: Sequence[Option], given: Mapping[str, Any], fields: Collection[str]
-) -> tuple[tuple[str, Any], ...]:
-    """The options of a network that differ from their defaults, in order of names; all mistakes at once.
-
-    `fields` are the names of a recipe's own fields.
-    """
-    by_name = {option.name: option for option in options}
-    wrong = [f"{name}: a field of every recipe (allowed: another name)" for name in by_name if name in fields]
-    values = {}
-    for name, value in given.items():
-        if name not in by_name:
-            near = difflib.get_close_matches(name, [*by_name, *fields], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            wrong.append(f"unknown field {name} = {value!r} ({hint}options of {model}: {', '.join(by_name)})")
-            continue
-        try:
-            values[name] = by_name[name].read(value)
-        except ValueError as error:
-            wrong.append(f"{name} = {value!r} ({error})")
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    return tuple((name, values[name]) for name in sorted(values) if values[name] != by_name[name].default)

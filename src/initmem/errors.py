@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import is_dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-Model = TypeVar("Model", bound="BaseModel")
+T = TypeVar("T")
 
 
 class InitmemError(Exception):
@@ -89,27 +89,42 @@ SYNONYMS = {  # what other libraries call a field
 
 
 def validated(
-    model: type[Model], values: Any, *, recipe_fields: Collection[str] = (), context: Any = None
-) -> Model:
+    kind: Callable[..., T], values: Any, *, recipe_fields: Collection[str] = (), context: Any = None
+) -> T:
     """An instance of a pydantic model; every bad field is reported at once, in a phrase each.
 
-    A study file gives the fields of a recipe as well, to say where a misplaced one belongs.
+    A study file gives the fields of a recipe as well, to say where a misplaced one belongs. A dataclass is
+    read from the content of a JSON file, whose lists are tuples.
     """
     from pydantic import ValidationError
 
+    reader = _adapter(kind)
     try:
-        return model.model_validate(values, context=context)
+        read: T = (
+            reader.validate_json(json.dumps(values))
+            if is_dataclass(kind)
+            else reader.validate_python(values, context=context)
+        )
+        return read
     except ValidationError as error:
-        phrases = [_phrase(item, model, recipe_fields) for item in error.errors()]
+        phrases = [_phrase(item, kind, recipe_fields) for item in error.errors()]
     raise ConfigError("; ".join(phrases))
 
 
-def _phrase(item: Any, model: type[BaseModel], recipe_fields: Collection[str]) -> str:
+@lru_cache(maxsize=256)
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _phrase(item: Any, kind: Any, recipe_fields: Collection[str]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
-    if item["type"] == "extra_forbidden":
-        fields = sorted(set(model.model_fields) - {"options"})
-        hint = _where(name, recipe_fields) or _meant(name, fields) or allowed(fields)
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        own = getattr(kind, "model_fields", None) or kind.__dataclass_fields__
+        fields = sorted(set(own) - {"options"})
+        hint = _where(name, recipe_fields) or meant(name, fields) or allowed(fields)
         return f"unknown field {name} = {value!r} ({hint})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not name or (name == "options" and item["type"] == "value_error"):  # the message names the fields
@@ -128,7 +143,8 @@ def _where(name: str, recipe_fields: Collection[str]) -> str:
     return ""
 
 
-def _meant(name: str, fields: Sequence[str]) -> str:
+def meant(name: str, fields: Sequence[str]) -> str:
+    """Which field an unknown name may stand for; empty if none is near."""
     if (synonym := SYNONYMS.get(name)) in fields:
         return f"did you mean {synonym}?"
     near = difflib.get_close_matches(name, fields, n=1)

@@ -104,6 +104,8 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
             return count(value, "epoch")
         case "train_size":
             return f"{value:,} training examples" if value else "all training examples"
+        case "dataset":
+            return text.partition(":")[0]
         case "batch_statistics" | "norm":
             return f"{text} {name.replace('_', ' ')}"
         case "augment":

@@ -99,7 +99,8 @@ def memory(
         rows = results.memories(metric, tolerance=tolerance)
     else:
         rows = memory_table(results, metric, tolerance=tolerance)
-    return _drawn(builders.memory_plot(rows), axes)
+    recipes = list(dict.fromkeys(record.run.recipe for record in _records(results)[0]))
+    return _drawn(builders.memory_plot(rows, recipes), axes)
 
 
 def clocks(results: AnyResults) -> tuple[Figure, list[Axes]]:

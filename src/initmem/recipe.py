@@ -33,14 +33,14 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=10**7)]
 Size: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 
 Scalar: TypeAlias = str | bool | int | float
-Value: TypeAlias = "Scalar | tuple[Value, ...]"
+Value: TypeAlias = Scalar | tuple[Any, ...]  # nested as deep as the user likes
 
 
 class Recipe(BaseModel):
     """One training procedure of a bundled or registered network. The defaults are the paper's main grid.
 
     Attributes:
-        dataset: a name of `initmem data list`, or the path of an .npz file.
+        dataset: a name of `initmem data list`, a registered one, or the path of an .npz file.
         data_sha256: digest of such a file, filled in when a study is read.
         train_size: use only the first n training examples.
         val_size: validate on only the first n examples of the split.
@@ -120,7 +120,7 @@ class Recipe(BaseModel):
 
     @property
     def network(self) -> Recipe:
-        """The recipe itself: it describes a network. That of user code raises a `ConfigError`."""
+        """The recipe itself: it describes a network. A recipe of user code raises a `ConfigError`."""
         return self
 
     def initialization(self) -> Recipe:
@@ -164,7 +164,13 @@ class Recipe(BaseModel):
         options = register.options_of(str(info.data.get("model")))
         if options is None or info.context == STORED:
             return given
-        return catalog.checked_options(info.data["model"], options, dict(given), cls.model_fields)
+        model = info.data["model"]
+        if taken := options.keys() & cls.model_fields.keys():
+            raise ValueError(f"{', '.join(sorted(taken))}: a field of every recipe, not an option of {model}")
+        try:
+            return register.checked_options(options, dict(given), cls.model_fields)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _fields_that_apply(self) -> Recipe:
@@ -238,8 +244,8 @@ class Recipe(BaseModel):
         return fields | self.network_options()
 
     def network_options(self) -> dict[str, Any]:
-        """The options of the network; their defaults too, as far as the network is known here."""
-        defaults = {option.name: option.default for option in register.options_of(self.model) or ()}
+        """The options of the network; defaults included, as far as the network is known here."""
+        defaults = {name: default for name, (_, default) in (register.options_of(self.model) or {}).items()}
         return defaults | dict(self.options)
 
     def get(self, name: str) -> Any:

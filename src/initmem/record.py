@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from initmem.clocks import CLOCKS
 from initmem.study import Run
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # `initmem status` needs no history, and so not the quarter o
 INTERPOLATION = 0.995
 
 Status = Literal["completed", "diverged", "crashed"]
-STATUSES: tuple[Status, ...] = get_args(Status)
 
 SCHEMA = 3
 
@@ -99,6 +98,9 @@ class Summary:
     test_objective: float | None = None
 
 
+TESTED = ("test_accuracy", "test_loss", "test_cross_entropy", "test_objective")  # of the selected model
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The record of one run.
@@ -152,10 +154,8 @@ class RunRecord:
         Arrays are not compared: earlier versions recorded none.
         """
         return (
-            self.run == other.run
-            and self.status == other.status
-            and self.summary == other.summary
-            and self.finals == other.finals
+            (self.run, self.status, self.summary, self.finals)
+            == (other.run, other.status, other.summary, other.finals)
             and self.history.keys() == other.history.keys()
             and all(
                 repr(column.tolist()) == repr(other.history[name].tolist())  # gaps are NaN
@@ -165,20 +165,8 @@ class RunRecord:
         )
 
 
-class Tested(TypedDict, total=False):
-    """The test results of the selected predictor."""
-
-    test_accuracy: float | None
-    test_loss: float | None
-    test_cross_entropy: float | None
-    test_objective: float | None
-
-
-TESTED = tuple(Tested.__annotations__)
-
-
 def summarize(
-    history: History, *, norm_init: float | None, selects: str = "val_objective", **tested: Unpack[Tested]
+    history: History, *, norm_init: float | None, selects: str = "val_objective", **tested: Any
 ) -> Summary:
     """Derive the summary of a run from its history, shape (epoch,) per column, and its test results.
 

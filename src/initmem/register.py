@@ -32,9 +32,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from pydantic import ConfigDict, create_model
+
 from initmem import catalog
-from initmem.catalog import InterventionRow, Option
-from initmem.errors import ConfigError, allowed
+from initmem.catalog import InterventionRow, Options
+from initmem.errors import ConfigError, allowed, meant, validated
 
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
@@ -60,7 +62,7 @@ class Model:
 
     name: str
     build: Callable[..., Any]
-    options: tuple[Option, ...]
+    options: Options
     kernels: Any = None  # which parameters are kernels, as for `Init.apply`; None: the usual ones
 
 
@@ -212,7 +214,7 @@ def has_any(model: str, optimizer: str, dataset: str) -> bool:
     return any((models.find(model), optimizers.find(optimizer), datasets.find(dataset)))
 
 
-def options_of(name: str) -> tuple[Option, ...] | None:
+def options_of(name: str) -> Options | None:
     """The options of a network that is a plain module; None: no such network is known."""
     if name in catalog.NETWORKS and name not in catalog.PACKED:
         return catalog.NETWORKS[name].options
@@ -283,7 +285,7 @@ def _optimizer_fields(name: str, build: Callable[..., Any]) -> dict[str, float]:
     return {key: float(given[key]) for key in names if isinstance(given.get(key), int | float)}
 
 
-def _options(name: str, build: Callable[..., Any]) -> tuple[Option, ...]:
+def _options(name: str, build: Callable[..., Any]) -> Options:
     """Read the options of a network off the signature of its builder."""
     try:
         parameters = list(inspect.signature(build).parameters.values())
@@ -297,22 +299,42 @@ def _options(name: str, build: Callable[..., Any]) -> tuple[Option, ...]:
             f"register.model({name!r}): the builder takes ({', '.join(map(str, parameters))}) "
             "(allowed: (input, outputs, width, *, option=default, ...))"
         )
-    return tuple(_option(name, p, hints.get(p.name)) for p in parameters[len(ARGUMENTS) :])
-
-
-def _option(model: str, parameter: inspect.Parameter, hint: Any) -> Option:
-    default, choices = parameter.default, ()
-    where = f"register.model({model!r}): option {parameter.name}"
-    if default is inspect.Parameter.empty:
-        raise ConfigError(f"{where} has no default (allowed: {parameter.name}=VALUE)")
-    if typing.get_origin(hint) is Literal:
-        choices, kind = typing.get_args(hint), type(default)
-    else:
-        kind = hint if isinstance(hint, type) else type(default)
-    option = Option(parameter.name, kind, default, choices)
-    if kind not in KINDS:
-        raise ConfigError(f"{where} is of type {kind.__name__} ({allowed(k.__name__ for k in KINDS)})")
+    options: dict[str, tuple[Any, Any]] = {}
+    for parameter in parameters[len(ARGUMENTS) :]:
+        where, default = f"register.model({name!r}): option {parameter.name}", parameter.default
+        if default is parameter.empty:
+            raise ConfigError(f"{where} has no default (allowed: {parameter.name}=VALUE)")
+        hint = hints.get(parameter.name)
+        is_choice = typing.get_origin(hint) is Literal
+        kind: Any = hint if isinstance(hint, type) or is_choice else type(default)
+        if kind not in KINDS and not is_choice:
+            raise ConfigError(f"{where} is of type {kind.__name__} ({allowed(k.__name__ for k in KINDS)})")
+        options[parameter.name] = (kind, float(default) if (kind, type(default)) == (float, int) else default)
     try:
-        return Option(parameter.name, kind, option.read(default), choices)
-    except ValueError as error:
-        raise ConfigError(f"{where} has the default {default!r} ({error})") from None
+        checked_options(options, {key: default for key, (_, default) in options.items()})
+    except ConfigError as error:
+        raise ConfigError(f"register.model({name!r}): the default {error}") from None
+    return options
+
+
+def checked_options(
+    options: Options, given: Mapping[str, Any], fields: Collection[str] = ()
+) -> tuple[tuple[str, Any], ...]:
+    """The options of a network that differ from their defaults, in order of names; all mistakes at once.
+
+    `fields` are names of a recipe, one of which may have been meant.
+    """
+    unknown = [name for name in given if name not in options]
+    hints = [meant(name, [*options, *fields]) or allowed(options) for name in unknown]
+    wrong = [
+        f"unknown field {name} = {given[name]!r} ({hint})" for name, hint in zip(unknown, hints, strict=True)
+    ]
+    schema: Any = create_model("Options", __config__=ConfigDict(strict=True), **dict(options))  # type: ignore[call-overload]
+    values: dict[str, Any] = {}
+    try:
+        values = validated(schema, given).model_dump()
+    except ConfigError as error:
+        wrong.append(str(error))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    return tuple((name, values[name]) for name in sorted(values) if values[name] != options[name][1])

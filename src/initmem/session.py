@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,8 +112,12 @@ def run_study(
             listen = EarlyStop(listen, opened, len(left))
         return engine.run(opened, packs(study, size=pack, workers=engine.workers), listen)
 
-    study = planned(with_stored_seeds(study, opened), until, max_seeds)
-    finished = train(study, *(Note(f"moved aside: {line}") for line in moved_aside))
+    same = [one for one in opened.studies() if (one.name, one.preset) == (study.name, study.preset)]
+    for stored in same:
+        study = with_stored_seeds(study, stored, opened)
+    study = planned(study, until, max_seeds)
+    notes = [f"moved aside: {line}" for line in moved_aside] + dropped(study, same, earlier)
+    finished = train(study, *map(Note, notes))
     while finished and until is not None:
         larger = with_later_seeds(study, too_wide(study, opened, until), max_seeds)
         if larger == study:
@@ -145,26 +149,31 @@ def planned(study: Study, until: float | None, max_seeds: int) -> Study:
     return with_seeds(study, study.recipes, study.schedule[0])
 
 
-def with_stored_seeds(study: Study, store: Store) -> Study:
+def with_stored_seeds(study: Study, stored: Study, store: Store) -> Study:
     """The study with what the store holds of the same one: added seeds, the schedule, unplanned analyses.
 
     Seeds beyond those of a study whose results were complete were added after an analysis.
     """
-    for stored in store.studies():
-        if (stored.name, stored.preset) != (study.name, study.preset):
-            continue
-        added = dict(stored.more_seeds) | dict(study.more_seeds)
-        beyond = {key: tuple(s for s in seeds if s not in study.seeds) for key, seeds in added.items()}
-        analyzed = stored.analyzed
-        if set(study.seeds) - set(stored.seeds) and all(store.has(run) for run in stored.all_runs()):
-            analyzed = (*analyzed, len(stored.seeds))
-        return replace(
-            study,
-            more_seeds=tuple((key, seeds) for key, seeds in beyond.items() if seeds),
-            schedule=study.schedule or stored.schedule,
-            analyzed=analyzed,
-        )
-    return study
+    added = dict(stored.more_seeds) | dict(study.more_seeds)
+    beyond = {key: tuple(s for s in seeds if s not in study.seeds) for key, seeds in added.items()}
+    analyzed = stored.analyzed
+    if set(study.seeds) - set(stored.seeds) and all(store.has(run) for run in stored.all_runs()):
+        analyzed = (*analyzed, len(stored.seeds))
+    return replace(
+        study,
+        more_seeds=tuple((key, seeds) for key, seeds in beyond.items() if seeds),
+        schedule=study.schedule or stored.schedule,
+        analyzed=analyzed,
+    )
+
+
+def dropped(study: Study, same: Sequence[Study], done: Collection[str]) -> list[str]:
+    """A line if the study replaces one of its name and preset that asked for other runs, and has records."""
+    asked = {run.id for stored in same for run in stored.all_runs()} & set(done)
+    if not (left := asked - {run.id for run in study.all_runs()}):
+        return []
+    which = f"{count(len(left), 'run')} of an earlier study {study.name!r}"
+    return [f"{which} that this one does not ask for: kept, and part of measures and reports"]
 
 
 def with_later_seeds(study: Study, recipes: Sequence[AnyRecipe], max_seeds: int) -> Study:

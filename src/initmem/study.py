@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
 
 from initmem.errors import ConfigError, validated
 from initmem.intervention import Intervention, Level
@@ -21,6 +21,18 @@ ID_SCHEMA = 1  # part of every run id: raising it makes all old records stranger
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # the default for user code
 SEEDS = range(5)
 PERTURBATION = 1.001  # the factor on perturbed weights
+
+# The types of fields also check what is read from a store, where tuples are lists and pairs are objects.
+T = TypeVar("T")
+Scale: TypeAlias = Annotated[float, Field(gt=0, le=1e6)]
+Seed: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
+Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Several: TypeAlias = Annotated[tuple[T, ...], Field(min_length=1)]
+Pairs: TypeAlias = Annotated[
+    tuple[T, ...], BeforeValidator(lambda given: tuple(given.items()) if isinstance(given, dict) else given)
+]
+StoredRecipe: TypeAlias = Annotated[AnyRecipe, PlainValidator(lambda content: _shared_recipe(content))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +49,12 @@ class Run:
         intervention: what is varied in place of the scale, as in `scale=2@20`.
     """
 
-    recipe: AnyRecipe
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
+
+    recipe: StoredRecipe
     scale: float
     seed: int
-    pins: tuple[tuple[Role, int], ...] = ()
+    pins: Pairs[tuple[Role, int]] = ()
     perturbation: float = 1.0
     intervention: str = ""
 
@@ -70,9 +84,7 @@ class Run:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Run:
         """Rebuild a run from `to_json`; malformed content is an error."""
-        stored = validated(_StoredRun, content)
-        recipe = _shared_recipe(json.dumps(stored.recipe, sort_keys=True))
-        return cls(**(dict(stored) | {"recipe": recipe, "pins": tuple(stored.pins.items())}))
+        return validated(cls, content)
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
@@ -83,8 +95,13 @@ def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
     return content
 
 
+def _shared_recipe(content: Mapping[str, Any]) -> AnyRecipe:
+    """The same object for every run of a recipe: a store has thousands of runs of a few recipes."""
+    return _recipe_of(json.dumps(content, sort_keys=True))
+
+
 @lru_cache(maxsize=4096)
-def _shared_recipe(text: str) -> AnyRecipe:
+def _recipe_of(text: str) -> AnyRecipe:
     return stored_recipe(json.loads(text))
 
 
@@ -134,20 +151,22 @@ class Study:
         interventions: varied in place of the scale, at scale 1.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
     name: str
     title: str
     preset: str
     about: str
-    recipes: tuple[AnyRecipe, ...]
-    scales: tuple[float, ...]
-    seeds: tuple[int, ...]
-    pins: tuple[tuple[Role, int], ...] = ()
+    recipes: Several[StoredRecipe]
+    scales: Several[Scale]
+    seeds: Several[Seed]
+    pins: Pairs[tuple[Role, int]] = ()
     perturbation: float = 1.0
     split: tuple[Role, ...] = ()
-    more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    schedule: tuple[int, ...] = ()
-    analyzed: tuple[int, ...] = ()
-    interventions: tuple[str, ...] = ()
+    more_seeds: Pairs[tuple[str, Annotated[tuple[Seed, ...], Field(strict=False)]]] = ()  # JSON has lists
+    schedule: tuple[Count, ...] = ()
+    analyzed: tuple[Count, ...] = ()
+    interventions: tuple[Word, ...] = ()
 
     @property
     def levels(self) -> tuple[tuple[float, str], ...]:
@@ -215,56 +234,9 @@ class Study:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
         """Rebuild a study from `to_json`; malformed content is an error."""
-        stored = validated(_Stored, content)
-        values: dict[str, Any] = dict(stored) | {  # with lists, where a study has tuples
-            "recipes": [stored_recipe(recipe) for recipe in stored.recipes],
-            "pins": list(stored.pins.items()),
-            "more_seeds": [(key, tuple(seeds)) for key, seeds in stored.more_seeds.items()],
-        }
-        tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        return cls(**(values | tuples))
+        return validated(cls, content)
 
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:
     """The recipes of several studies, in order, each once."""
     return list(dict.fromkeys(recipe for study in studies for recipe in study.recipes))
-
-
-Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
-Seeds = Annotated[list[Seed], Field(min_length=1)]
-Interventions = list[Annotated[str, Field(min_length=1, max_length=1000)]]
-
-
-class _StoredRun(BaseModel):
-    """The content of a run in a record."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    recipe: dict[str, Any]
-    scale: float
-    seed: int
-    pins: dict[Role, int] = {}
-    perturbation: float = 1.0
-    intervention: str = ""
-
-
-class _Stored(BaseModel):
-    """The content of a study file in a store."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    name: str
-    title: str
-    preset: str
-    about: str
-    recipes: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    scales: Scales
-    seeds: Seeds
-    pins: dict[Role, int]
-    perturbation: float = 1.0
-    split: list[Role] = []
-    more_seeds: dict[str, list[Seed]] = {}
-    schedule: list[Annotated[int, Field(ge=1)]] = []
-    analyzed: list[Annotated[int, Field(ge=1)]] = []
-    interventions: Interventions = []

@@ -11,9 +11,9 @@ from contextlib import suppress
 from importlib import resources
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from initmem import register
 from initmem.catalog import INTERVENTIONS
@@ -21,7 +21,7 @@ from initmem.errors import ConfigError, allowed, is_text, validated
 from initmem.intervention import Intervention, check_epoch, checked
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
-from initmem.study import PERTURBATION, Interventions, Scales, Seed, Seeds, Study
+from initmem.study import PERTURBATION, Scale, Seed, Study, Word
 
 LARGEST_GRID = 100_000  # recipes
 
@@ -40,9 +40,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     about: str = ""
-    scales: Scales | None = None
-    seeds: Seeds | None = None
-    interventions: Interventions | None = None  # varied in place of the scale
+    scales: Annotated[list[Scale], Field(min_length=1)] | None = None
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    interventions: list[Word] | None = None  # varied in place of the scale
     recipe: dict[str, Any] = {}
     grid: list[_Block] | None = None
 
@@ -81,7 +81,10 @@ def load_study(
     part, chosen = _choose(file, preset)
     for key, value in settings:
         part = _apply(part, key, value)
-    recipes = _expand(part)
+    try:
+        recipes = _expand(part)
+    except ConfigError as error:
+        raise error if settings else ConfigError(f"study {name}: {error}") from None
     return Study(
         name=file.name or Path(name).stem,
         title=file.title,

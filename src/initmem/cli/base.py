@@ -63,6 +63,13 @@ def bundled_studies(incomplete: str) -> list[str]:
     return [name for name in bundled() if name.startswith(incomplete)]
 
 
+def recipe_fields(incomplete: str) -> list[str]:
+    """Fields of a recipe for shell completion."""
+    from initmem.recipe import Recipe
+
+    return [f"{name}=" for name in Recipe.model_fields if name.startswith(incomplete)]
+
+
 def seeds_option(text: str) -> str:
     """The override for `5`, the first so many seeds, or for `5,7`, these seeds."""
     return f"seeds={list(range(int(text)))}" if text.strip().isdecimal() else f"seeds=[{text}]"
@@ -89,7 +96,10 @@ StoresArgument = Annotated[
     list[Path], argument("Directories that `initmem run` wrote, or archives; several count as one.")
 ]
 Preset = Annotated[str | None, option("NAME", "Size of the study; `initmem studies NAME` lists them.")]
-Overrides = Annotated[list[str] | None, option("KEY=VALUE", "Override a recipe field.", "--set")]
+Overrides = Annotated[
+    list[str] | None,
+    option("KEY=VALUE", "Override a recipe field.", "--set", autocompletion=recipe_fields),
+]
 Scales = Annotated[
     str | None, option("LIST", "As in 0.1,1,2.5.", "--scales", parser=lambda text: f"scales=[{text}]")
 ]

@@ -113,29 +113,55 @@ def get_data(
         say(f"{name}: {folder}")
 
 
+def figure_names(incomplete: str) -> list[str]:
+    """Names for shell completion."""
+    from initmem.paper.figures import NAMES, OF_ANY_RECIPE
+
+    return [name for name in (*NAMES, *OF_ANY_RECIPE, "all") if name.startswith(incomplete)]
+
+
 @app.command()
 def figure(
-    name: Annotated[str, argument("1 to 8, scale, memory, beta, clocks, or all.")],
+    name: Annotated[
+        str,
+        argument(
+            "1 to 8, scale, memory, tradeoff, beta, clocks, layers, or all.", autocompletion=figure_names
+        ),
+    ],
     stores: base.StoresArgument,
     output: base.Output = None,
+    recipes: Annotated[
+        str | None, option("PATTERN", 'Only these, as in "sgd*" or "adam b16".', show_default="all")
+    ] = None,
     reference: base.Reference = False,
+    captioned: Annotated[bool, flag("--caption/--no-caption", "Write the caption under the figure.")] = True,
     as_json: base.AsJson = False,
 ) -> None:
-    """Draw a figure of the paper from a store.
+    """Draw a figure of the paper from a store, or all that it can fill.
 
     As .pdf, .png or .svg by the name of the file, else as .png; runs that are missing are named.
     """
     from initmem.paper import figures
+    from initmem.plots.matplotlib import check
     from initmem.store.results import collected
 
     records, studies = collected(stores)
-    rows = []
-    for one in figures.available(records) if name == "all" else (name,):
+    if recipes is not None:
+        records = figures.matching(records, studies, recipes)
+    if name != "all" and output is not None and output.suffix:
+        check(output)
+    if name == "all":
+        plots = figures.available(records, studies, reference)
+    else:
+        plots = {name: figures.plot_of(name, records, studies, reference)}
+    rows: list[dict[str, Any]] = []
+    for one, plot in plots.items():
         default = f"figure{one if one.isdecimal() else '-' + one}.png"
         path = output_path(output, default, several=name == "all")
-        plot = figures.draw(one, records, studies, path, reference=reference)
+        figures.draw(plot, path, captioned=captioned)
         missing, notes = list(plot.missing), list(plot.notes)
         rows.append({"figure": one, "file": str(path), "missing": missing, "notes": notes})
+        rows[-1]["series"] = plot.data()
         if not as_json:
             say(f"figure {one}: {path}{missing_in_words(missing)}")
             for note in notes:
@@ -149,13 +175,12 @@ def table(
     name: Annotated[str, argument("1 to 7, or all.")],
     store: base.StoreArgument,
     output: base.Output = None,
-    ending: Annotated[str, option("FORMAT", "Without a file name: txt, md, tex or csv.")] = "md",
     reference: base.Reference = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Make a table of the paper from a store.
 
-    As .txt, .md, .tex or .csv; runs that are missing are named.
+    As .txt, .md, .tex or .csv by the name of the file, with `all` as .md; runs that are missing are named.
     """
     from initmem.files import write_output
     from initmem.paper import tables
@@ -170,7 +195,7 @@ def table(
         made = tables.make(one, records, studies, reference=reference)
         row = dict[str, Any](table=one, title=made.heading, missing=made.missing, notes=made.notes)
         if output is not None:
-            path = output_path(output, f"table{one}.{ending}", several=name == "all")
+            path = output_path(output, f"table{one}.md", several=name == "all")
             write_output(path, render(made, path.suffix.lstrip(".") or "txt").encode())
             row["file"] = str(path)
             if not as_json:
@@ -186,7 +211,7 @@ def table(
 
 @app.command()
 def theory(
-    name: Annotated[str, argument("propositions, exponents, fig9, diagonal, resetting or linear.")],
+    name: Annotated[str, argument("propositions, exponents, fig9, diagonal or resetting.")],
     output: Annotated[Path | None, output_file("FILE", "Also draw the picture.")] = None,
     as_json: base.AsJson = False,
 ) -> None:

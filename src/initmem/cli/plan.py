@@ -142,7 +142,6 @@ def plan(
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
-    from initmem.pipeline import bundled_pipeline
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
     results = stored(study, preset=preset, set=settings, plugin=plugins)
@@ -159,7 +158,7 @@ def plan(
         _print_power(planned, power, metric, sizes, as_json=as_json)
         return
     (asked,) = planned
-    made = plan_of(asked, workers=workers or cores(), pipeline=bundled_pipeline(asked))
+    made = plan_of(asked, workers=workers or cores())
     if as_json:
         summary = asdict(made)
         rows = summary.pop("rows")
@@ -209,9 +208,8 @@ def _print(made: Plan) -> None:
     shown = [key for key in PLAN if key != "note" or any(row["note"] for row in rows)]
     show_rows(f"{made.study}, preset {made.preset}", _only(rows, shown), PLAN)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
-    operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
-    say(f"{count(made.updates, 'update')}, {operations}{size}")
+    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
     here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
     say(f"{here} if nothing else runs (from timed training steps)")
 
@@ -231,9 +229,9 @@ def clocks(
     from initmem import register
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
+    from initmem.data.sources import sizes
     from initmem.labels import labels
     from initmem.paper.reference import clock_of
-    from initmem.pipeline import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
 
     register.load(plugins or ())
@@ -242,7 +240,7 @@ def clocks(
     else:
         recipes = list(studies.load_study(study, preset, overrides or ()).recipes)
     rows: list[dict[str, object]] = [
-        {"recipe": label, **clocks_of(*schedule_of(recipe)).at_end()}
+        {"recipe": label, **clocks_of(recipe.network, sizes(recipe).n_train).at_end()}
         for label, recipe in zip(labels(recipes), recipes, strict=True)
     ]
     for name in ("sgd", "l2"):

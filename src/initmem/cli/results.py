@@ -92,7 +92,7 @@ def measure(
     `--what` chooses another measure. Several stores are measured as one.
     """
     from initmem.measures.design import metric_reason
-    from initmem.measures.measure import MEASURES, at_scales, measure_table, not_applicable, remarks
+    from initmem.measures.measure import at_scales, measure_table, not_applicable, remarks
     from initmem.measures.measure import measure as rows_of
     from initmem.measures.memory import memory_table
     from initmem.measures.verdict import verdict_table
@@ -119,7 +119,7 @@ def measure(
         write(measure_table(what, rows), rows, form)
     else:
         say("nothing to measure: the store has no runs of the kind that this measure needs", err=bool(form))
-    for line in [*MEASURES[what].conclusion(rows), *left_out]:
+    for line in left_out:
         say(line, err=bool(form))
 
 
@@ -242,7 +242,7 @@ def restore(
 @app.command()
 def export(
     store: base.StoreArgument,
-    to: Annotated[str, option("FORMAT", "csv, parquet, tensorboard, mlflow or wandb.")],
+    to: Annotated[str, option("FORMAT", "csv, parquet, tensorboard, mlflow, wandb or trackio.")],
     output: Annotated[
         str | None,
         output_file("PATH", "A directory; for mlflow an SQLite file or a server.", show_default="STORE-csv"),

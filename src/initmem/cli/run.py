@@ -99,7 +99,7 @@ def run(
             work.study,
             folder,
             chosen,
-            pack=pack or work.pack,
+            pack=pack,
             until=until,
             max_seeds=max_seeds,
             retry_crashed=retry_crashed,
@@ -119,19 +119,15 @@ class Work(NamedTuple):
     study: Study
     code: Mapping[str, Mapping[str, str]]  # versions of the user's code, to find out when it changes
     trainer: Trainer | None = None
-    pack: int | None = None  # runs that the trainer takes at once
 
 
 def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
     """What a bundled study or a study file trains."""
     from initmem import register
     from initmem.intervention import Intervention
-    from initmem.pipeline import bundled_pipeline
     from initmem.study_file import load_study
 
     asked = load_study(study, preset, overrides, plugins=plugins)
-    if pipeline := bundled_pipeline(asked):
-        return Work(asked, {}, pipeline.trainer, pipeline.pack)
     networks = [recipe.network for recipe in asked.recipes]
     registered = [each for each in networks if register.has_any(each.model, each.optimizer, each.dataset)]
     words = [Intervention.parse(text).word for text in asked.interventions]

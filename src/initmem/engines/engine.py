@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from initmem.clocks import Schedule
 from initmem.errors import ConfigError, allowed
 from initmem.files import explained, is_there, opened
 from initmem.recipe import AnyRecipe
@@ -33,14 +32,6 @@ Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[Ru
 ENGINES = ("local", "inline", "ray", "slurm")
 LEAST_PAUSE = 0.5  # seconds between two looks at a store
 WATCHED_SHARE = 0.1  # of the time is spent on looking at most
-
-
-class Pipeline(NamedTuple):
-    """Training code in place of the bundled networks, and what a plan needs to know of it."""
-
-    trainer: Trainer
-    pack: int  # runs that it trains at once
-    schedule_of: Callable[[AnyRecipe], tuple[Schedule, int]]  # learning rates, and the number of examples
 
 
 class Engine(Protocol):
@@ -162,7 +153,13 @@ def gpu_slots(gpus: int | None, *, chosen_by_program: bool = False) -> tuple[dic
 
 
 class Claimed(NamedTuple):
-    """A worker has claimed runs and begins to train them; without runs, it gave back those it had."""
+    """A worker has claimed runs and begins to train them."""
+
+    runs: tuple[str, ...]
+
+
+class Released(NamedTuple):
+    """A worker was asked to stop, or lost its claims: it gives the runs back."""
 
     runs: tuple[str, ...]
 
@@ -207,7 +204,7 @@ class Tick(NamedTuple):
     """Nothing in particular happened: the engine is alive."""
 
 
-Event: TypeAlias = Claimed | EpochEnded | Finished | Faulted | WorkerLost | Note | Tick
+Event: TypeAlias = Claimed | Released | EpochEnded | Finished | Faulted | WorkerLost | Note | Tick
 Listener: TypeAlias = Callable[[Event], None]
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
@@ -25,12 +26,22 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from initmem.engines import engine as base
-from initmem.engines.engine import Claimed, Event, Finished, Listener, Settings, Tick, WorkerLost
+from initmem.engines.engine import (
+    Claimed,
+    Event,
+    Finished,
+    Listener,
+    Released,
+    Settings,
+    Tick,
+    WorkerLost,
+)  # fmt: skip
 from initmem.errors import ConfigError, InitmemError
 from initmem.store.store import Store
 from initmem.study import Run
 
 MOST_CRASHES = 3  # of workers that have not claimed anything yet
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class LocalEngine:
@@ -95,9 +106,15 @@ class LocalEngine:
         work = _Work(store.path, store.session, packs, settings, preparation, self._stop)
         self._events, theirs = self._context.Pipe(duplex=False)
         arguments = (theirs, os.getpid(), places, work)
-        self._server = self._context.Process(target=_serve, args=arguments, daemon=True)
-        with _without_main():
-            self._server.start()
+        server = self._server = self._context.Process(target=_serve, args=arguments, daemon=True)
+
+        def start() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # also for the server, until it handles them
+            with _without_main():
+                server.start()
+
+        with ThreadPoolExecutor(1) as thread:  # Ctrl-C is raised in the main thread, and waits for this one
+            thread.submit(start).result()
         theirs.close()
 
     def _messages(self) -> Iterator[Event | InitmemError]:
@@ -180,7 +197,7 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     place: _Place
-    claimed: tuple[str, ...] = ()
+    claimed: frozenset[str] = frozenset()
     stopped: bool = False  # for a mistake of the user
 
     def messages(self) -> Iterator[Event | InitmemError]:
@@ -192,17 +209,20 @@ class _Worker:
                     case InitmemError():
                         self.stopped = True
                     case Claimed(runs):
-                        self.claimed = runs
-                    case Finished():
-                        self.claimed = ()
+                        self.claimed |= set(runs)
+                    case Released(runs):
+                        self.claimed -= set(runs)
+                    case Finished(runs):
+                        self.claimed -= {run_id for run_id, _ in runs}
                 yield message
 
 
 def _serve(events: Connection, session: int, places: list[_Place], work: _Work) -> None:
     """The body of the server: start a worker for every place, pass on what they report, replace those that
     crash, and end with the session, however that ended. Signals are for the session, which asks to stop."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for name in SIGNALS:
         signal.signal(name, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
     multiprocessing.current_process().daemon = False  # those may not start any
 
@@ -242,7 +262,7 @@ def _serve(events: Connection, session: int, places: list[_Place], work: _Work) 
             left = worker.claimed or any(not store.has(run) for pack in work.packs for run in pack)
             if worker.stopped or work.stop.is_set() or (code == 0 and not left):
                 continue
-            events.send(WorkerLost(code, worker.claimed))
+            events.send(WorkerLost(code, tuple(sorted(worker.claimed))))
             crashes += not worker.claimed
             if crashes == MOST_CRASHES:  # there is no hope
                 events.send(InitmemError(f"worker processes die at start-up (exit code {code})"))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
-from initmem.engines.engine import Pipeline, cores
+from initmem.engines.engine import cores
 from initmem.engines.packs import pack_size, packs
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, MOST_EPOCHS, MOST_INITIAL, MOST_PREDICTIONS, RunRecord, summarize
@@ -28,7 +26,6 @@ from initmem.train.requirements import flops_per_image, notes_of
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
 SHARE_OF_MODULES, LARGEST_SHARE, HALF_SPEED = 0.2, 2.0, 2.2e6
 START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
-TIMED_EPOCHS = 10  # a pipeline is timed for this part of its epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class RecipePlan:
     runs: int
     pack: int
     updates: int  # per run
-    flops: float | None  # of all its runs; None for a pipeline: only its own code knows
+    flops: float  # of all its runs
     hours: float  # here, on all workers of a quiet machine
     clock_sgd: float
     clock_l2: float
@@ -57,19 +54,20 @@ class Plan:
     recipes: int
     cells: int  # recipes x scales
     updates: int
-    flops: float | None
+    flops: float
     disk_bytes: int
     workers: int
     hours_here: float  # on this machine, if nothing else runs
     rows: tuple[RecipePlan, ...]
 
 
-def plan(study: Study, *, workers: int, pipeline: Pipeline | None = None) -> Plan:
+def plan(study: Study, *, workers: int) -> Plan:
     """Plan a study; real training steps tell the speed of this machine."""
-    packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
-    times = _times(packed, pipeline)
+    packed = packs(study, workers=workers)
+    kinds = {_kind(pack) for pack in packed}
+    times = {(recipe, size): pack_seconds(recipe.network, sizes(recipe), size) for recipe, size in kinds}
     rows = [
-        _row(label, recipe, packed, times, workers, pipeline)
+        _row(label, recipe, packed, times, workers)
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
     here = _makespan([times[_kind(pack)] for pack in packed], workers)
@@ -80,7 +78,7 @@ def plan(study: Study, *, workers: int, pipeline: Pipeline | None = None) -> Pla
         recipes=len(study.recipes),
         cells=len(study.recipes) * len(study.levels),
         updates=sum(row.updates * row.runs for row in rows),
-        flops=None if pipeline else study_flops(study),
+        flops=study_flops(study),
         disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
         workers=workers,
         hours_here=here / 3600,
@@ -90,23 +88,6 @@ def plan(study: Study, *, workers: int, pipeline: Pipeline | None = None) -> Pla
 
 def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
     return pack[0].recipe, len(pack)
-
-
-def _times(packed: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple[AnyRecipe, int], float]:
-    """How many seconds one worker trains each kind of pack."""
-    kinds = {_kind(pack): pack for pack in packed}
-    if pipeline is not None:
-        return {kind: _time_pipeline(pack, pipeline) for kind, pack in kinds.items()}
-    return {(recipe, size): pack_seconds(recipe.network, sizes(recipe), size) for recipe, size in kinds}
-
-
-def _time_pipeline(pack: list[Run], pipeline: Pipeline) -> float:
-    """Train a pack for some of its epochs."""
-    recipe = pack[0].recipe
-    epochs = recipe.get("epochs") or 1
-    short = max(1, epochs // TIMED_EPOCHS)
-    runs = [replace(run, recipe=recipe.replace(epochs=short)) for run in pack]
-    return timed(lambda: pipeline.trainer(runs, lambda run, row: None)) * epochs / short
 
 
 def _makespan(times: Sequence[float], workers: int) -> float:
@@ -124,27 +105,22 @@ def _row(
     packed: Sequence[list[Run]],
     times: dict[tuple[AnyRecipe, int], float],
     workers: int,
-    pipeline: Pipeline | None,
 ) -> RecipePlan:
     """The plan of one recipe, from the packs that its runs are in."""
     shares = [(pack, n) for pack in packed if (n := sum(run.recipe == recipe for run in pack))]
     runs = sum(n for _, n in shares)
-    schedule: RateSchedule
-    if pipeline is not None:
-        schedule, n_train = pipeline.schedule_of(recipe)
-    else:
-        schedule, n_train = recipe.network, sizes(recipe).n_train
-    at_end = clocks(schedule, n_train).at_end()
+    network, of = recipe.network, sizes(recipe)
+    at_end = clocks(network, of.n_train).at_end()
     seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
-    notes = [] if pipeline else notes_of(recipe.network, sizes(recipe))
+    notes = notes_of(network, of)
     if any(run.is_warm for pack, _ in shares for run in pack):
         notes.append("warm runs first train on half of the data, which is not counted")
     return RecipePlan(
         recipe=label,
         runs=runs,
         pack=max(len(pack) for pack, _ in shares),
-        updates=schedule.epochs * updates_per_epoch(schedule, n_train),
-        flops=None if pipeline else runs * run_flops(recipe.network, sizes(recipe)),
+        updates=network.epochs * updates_per_epoch(network, of.n_train),
+        flops=runs * run_flops(network, of),
         hours=seconds / min(workers, cores()) / 3600,
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
@@ -218,7 +194,7 @@ def matmul_rate(side: int = 768) -> float:
 
 
 LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one core
-UPDATES = 3  # per timed epoch
+LONGEST_EPOCH, MOST_UPDATES = 3e10, 20  # operations and updates per timed epoch
 EVALUATIONS = 2  # of one batch, timed apart
 # The fields of a recipe that the speed depends on.
 SPEED = ("model", "options", "width", "mup_base", "norm", "optimizer", "decay_on", "augment", "init_mode")
@@ -249,28 +225,22 @@ def pack_seconds(recipe: Recipe, shape: Sizes, pack: int) -> float:
     """The time of one worker for a whole pack: all updates, validation after every epoch, one test."""
     from initmem.train.pack import evaluation_batch
 
-    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
-    limit = max(1, int(LONGEST_STEP / count.training / pack))
+    step = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary).training * pack
+    limit = max(1, int(LONGEST_STEP / step))
     asked = min(recipe.batch_size, shape.n_train)
     batch = min(asked, limit)
+    updates = updates_per_epoch(recipe, shape.n_train)
+    tried = min(updates, MOST_UPDATES, max(2, int(LONGEST_EPOCH / step / batch)))
     evaluated = min(max(shape.n_val, shape.n_test), evaluation_batch(shape, pack, "cpu"), 3 * limit)
-    small = shape._replace(n_train=UPDATES * batch, n_val=1, n_test=evaluated)
-    each = _step_times(_of_the_same_speed(recipe, batch), small, pack)
-    updates = recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch
-    return each.update * updates + each.example * _evaluated(recipe, shape) + each.epoch * recipe.epochs
-
-
-class StepTimes(NamedTuple):
-    """Seconds that a pack takes for one update, for evaluating one example, and for the rest of an epoch."""
-
-    update: float
-    example: float
-    epoch: float
+    small = shape._replace(n_train=tried * batch, n_val=1, n_test=evaluated)
+    epoch, evaluation = _trial(_of_the_same_speed(recipe, batch), small, pack)
+    epochs = recipe.epochs * epoch * updates / tried * asked / batch
+    return epochs + evaluation / evaluated * _evaluated(recipe, shape)
 
 
 @lru_cache
-def _step_times(recipe: Recipe, shape: Sizes, pack: int) -> StepTimes:
-    """Time real steps of a real pack on random data. The quickest of several trials counts."""
+def _trial(recipe: Recipe, shape: Sizes, pack: int) -> tuple[float, float]:
+    """Seconds that a pack takes for one epoch, and to evaluate the test split; the quickest of several."""
     import torch
 
     from initmem.data.dataset import noise
@@ -281,20 +251,10 @@ def _step_times(recipe: Recipe, shape: Sizes, pack: int) -> StepTimes:
     data = noise(shape, n_train=shape.n_train, n_val=shape.n_val, n_test=shape.n_test)
     trial = Pack([Run(recipe, 1.0, seed) for seed in range(pack)], data)
     train_epoch(trial)  # to warm up
-    updates: list[float] = []
     epochs: list[float] = []
     while len(epochs) < FEWEST_TRIALS or sum(epochs) < SECONDS_OF_TRIALS:
-        stamps: list[float] = []
-
-        def stamp(stamps: list[float] = stamps) -> bool:
-            stamps.append(time.thread_time())
-            return False
-
-        epochs.append(timed(partial(train_epoch, trial, stamp)))
-        updates += [after - before for before, after in pairwise(stamps)]
-    evaluation = min(timed(lambda: evaluate(trial, trial.test)) for _ in range(EVALUATIONS))
-    rest = max(min(epochs) - UPDATES * min(updates), 0.0)
-    return StepTimes(min(updates), evaluation / shape.n_test, rest)
+        epochs.append(timed(lambda: train_epoch(trial)))
+    return min(epochs), min(timed(lambda: evaluate(trial, trial.test)) for _ in range(EVALUATIONS))
 
 
 def _of_the_same_speed(recipe: Recipe, batch: int) -> Recipe:

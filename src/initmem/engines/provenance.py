@@ -19,7 +19,7 @@ from typing import Any
 
 from initmem import __version__
 from initmem.engines.engine import Settings
-from initmem.errors import ConfigError, Damaged, StoreError, first_of
+from initmem.errors import ConfigError, StoreError, first_of
 from initmem.files import left_behind, processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
@@ -76,19 +76,6 @@ def environment(device: str) -> dict[str, Any]:
 def pack_id(pack: Sequence[Run]) -> str:
     """An id for runs that are trained together, in this order."""
     return content_id({"runs": [run.id for run in pack]})
-
-
-def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
-    """With which runs to train those that were claimed of a pack.
-
-    When the others were trained in this very pack, a record was lost: in the same pack it comes out the same.
-    """
-    others, name = set(pack) - set(claimed), pack_id(pack)
-    try:
-        same = [store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others]
-    except Damaged:
-        return claimed
-    return pack if others and all(same) else claimed
 
 
 def hardware(device: str) -> str:

@@ -1,9 +1,8 @@
 """The Ray engine: every pack is a task, which Ray runs where a core or a GPU is free.
 
-A task is a worker for one pack. Where its machine sees the store, it claims, saves and commits there like any
-other worker. Where it does not, it works in a folder of its own machine and its records travel back to the
-driver, which holds the claim meanwhile and commits them. A task that is lost with its process or machine is
-started again by Ray; with a store in common it resumes at the last checkpoint.
+A task is a worker for one pack. It claims, saves and commits in the store like any other worker, so every
+node has to see the store. A task that is lost with its process or machine is started again by Ray, and
+resumes at the last checkpoint.
 """
 
 from __future__ import annotations
@@ -11,45 +10,25 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import shutil
 import socket
 import sys
-import tempfile
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, check_device
 from initmem.engines.local import make_ready
-from initmem.engines.provenance import crash_record, pack_id, whole_pack
+from initmem.engines.provenance import crash_record
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.files import explained, temporary
-from initmem.store.encoding import decode, encode
 from initmem.store.faults import Cause
 from initmem.store.store import Store
 from initmem.study import Run
 
 RETRIES = 20  # by Ray, of a task whose process or machine was lost; the store gives a bad run up before
-RETRIES_APART = 2  # where there is no store in common to count them
 CONNECT_TIMEOUT = 10.0  # seconds; Ray itself would try for minutes where nobody listens
 PAUSE = 0.25  # seconds between two looks
-
-
-class Answer(NamedTuple):
-    """What a task returns."""
-
-    kind: str  # done; records; unseen: there is no such store here; or mistake
-    content: Any = None
-
-
-class _Job(NamedTuple):
-    """A pack to train, where the store is or apart from it."""
-
-    pack: list[Run]
-    apart: bool = False
-    claimed: Sequence[Run] = ()  # by the driver, while a job trains apart from the store
 
 
 class RayEngine:
@@ -66,8 +45,7 @@ class RayEngine:
         self._resource = "CPU" if self.settings.device == "cpu" else "GPU"  # each task takes one of them
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray: Any = None  # connected when it is first used
-        self._in_flight: dict[Any, _Job] = {}
-        self._held: list[Run] = []  # all that this process has claimed for tasks
+        self._in_flight: dict[Any, list[Run]] = {}  # the pack of each task
 
     @property
     def workers(self) -> int:
@@ -89,9 +67,9 @@ class RayEngine:
                 self._ray.shutdown()
 
     def _run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
-        waiting = deque(_Job(pack) for pack in packs)
+        waiting = deque(packs)
         watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
-        with StopSign(store) as sign, _beacon(store) as beacon, store.claims.kept_alive(self._held):
+        with StopSign(store) as sign, _beacon(store) as beacon:
             try:
                 while waiting or self._in_flight:
                     self._submit(store, waiting, beacon)
@@ -101,97 +79,61 @@ class RayEngine:
                 watch.look(at_once=True)
             except KeyboardInterrupt:
                 listen(STOPPING)
-                self._stop(store, sign)
+                self._stop(sign)
                 return False
             except InitmemError:
-                self._stop(store, sign)
+                self._stop(sign)
                 raise
         return True
 
-    def _submit(self, store: Store, waiting: deque[_Job], beacon: Path) -> None:
+    def _submit(self, store: Store, waiting: deque[list[Run]], beacon: Path) -> None:
         """Keep the cluster supplied, with some packs in reserve for when it grows."""
-        for _ in range(len(waiting)):
-            if len(self._in_flight) >= (self._most or 2 * self.workers):
-                return
-            job = waiting.popleft()
-            if not job.apart:
-                task = self._task(RETRIES).remote(beacon, store.session, job.pack, self.settings)
-                self._in_flight[task] = job
-            elif claimed := store.claims.take(job.pack):
-                self._held.extend(claimed)
-                pack = whole_pack(store, job.pack, claimed)
-                task = self._task(RETRIES_APART).remote(None, store.session, pack, self.settings)
-                self._in_flight[task] = job._replace(claimed=claimed)
-            elif not all(store.has(run) for run in job.pack):
-                waiting.append(job)  # another worker has it: wait, it may drop it
-
-    def _task(self, retries: int) -> Any:
         gpu = {"num_gpus": 1} if self._resource == "GPU" else {}
-        return self._ray.remote(_work).options(num_cpus=1, max_retries=retries, **gpu)
+        work = self._ray.remote(_work).options(num_cpus=1, max_retries=RETRIES, **gpu)
+        while waiting and len(self._in_flight) < (self._most or 2 * self.workers):
+            pack = waiting.popleft()
+            self._in_flight[work.remote(beacon, store.session, pack, self.settings)] = pack
 
-    def _collect(self, store: Store, waiting: deque[_Job]) -> None:
+    def _collect(self, store: Store, waiting: deque[list[Run]]) -> None:
         """Take in the answers of tasks that have ended; what is to be tried again waits."""
-        if not self._in_flight:
-            time.sleep(PAUSE)
-            return
         ended, _ = self._ray.wait(list(self._in_flight), num_returns=len(self._in_flight), timeout=PAUSE)
         for task in ended:
-            job = self._in_flight.pop(task)
+            pack = self._in_flight.pop(task)
             try:
-                waiting.extend(self._after_answer(store, job, self._ray.get(task)))
+                mistake = self._ray.get(task)
             except self._ray.exceptions.RayError as error:
-                waiting.extend(self._after_loss(store, job, error))
-            finally:
-                self._release(store, job)
+                waiting.extend(self._after_loss(store, pack, error))
+            else:
+                if mistake is not None:
+                    raise mistake
 
-    def _after_answer(self, store: Store, job: _Job, answer: Answer) -> list[_Job]:
-        if answer.kind == "mistake":
-            raise answer.content
-        if answer.kind == "unseen":
-            return [_Job(job.pack, apart=True)]
-        if answer.kind == "records":
-            records = [decode(data) for data in answer.content]
-            store.commit([record for record in records if record.run in job.claimed])
-        return []
-
-    def _after_loss(self, store: Store, job: _Job, error: Exception) -> list[_Job]:
+    def _after_loss(self, store: Store, pack: list[Run], error: Exception) -> list[list[Run]]:
         """When Ray gives a task up: try its runs one by one, then give up those that are lost alone."""
         cause: Cause = "lost worker"
         if isinstance(error, self._ray.exceptions.OutOfMemoryError):
             cause = "out of memory"
         elif isinstance(error, self._ray.exceptions.RayTaskError):
             cause = "exception"
-        runs = job.claimed or store.claims.take(job.pack)
-        if not runs and not all(store.has(run) for run in job.pack):
-            return [job]  # the claim of a machine that is gone has not expired yet
+        runs = store.claims.take(pack)
+        if not runs and not all(store.has(run) for run in pack):
+            return [pack]  # the claim of a machine that is gone has not expired yet
         store.faults.note(runs, cause, str(error))
         if len(runs) > 1:
             store.claims.release(runs)
-            return [_Job([run], job.apart) for run in runs]
+            return [[run] for run in runs]
         store.commit([crash_record(run, f"{cause}: {error}", store, self.settings) for run in runs])
         return []
 
-    def _release(self, store: Store, job: _Job) -> None:
-        store.claims.release(job.claimed)
-        for run in job.claimed:
-            self._held.remove(run)
-
-    def _stop(self, store: Store, sign: StopSign) -> None:
-        """Let tasks finish their batch and save; those without a store just end. Ctrl-C: at once."""
+    def _stop(self, sign: StopSign) -> None:
+        """Let tasks finish their batch and save; Ctrl-C ends them at once."""
         with contextlib.suppress(StoreError):
             sign.put_up()
-        for task, job in self._in_flight.items():
-            if job.claimed:
-                self._ray.cancel(task)
         try:
             if self._in_flight:
                 self._ray.wait(list(self._in_flight), num_returns=len(self._in_flight), timeout=None)
         except KeyboardInterrupt:
             for task in self._in_flight:
                 self._ray.cancel(task, force=True)
-        for job in self._in_flight.values():
-            with contextlib.suppress(StoreError):
-                self._release(store, job)
 
 
 def _connected(address: str | None, workers: int | None) -> Any:
@@ -226,24 +168,19 @@ def _beacon(store: Store) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings) -> Answer:
-    """The body of a task: a worker for one pack, in the store if it is seen from here, or in a folder."""
+def _work(beacon: Path, session: str, pack: list[Run], settings: Settings) -> InitmemError | None:
+    """The body of a task: a worker for one pack. It returns the mistake that stops everything, if any."""
     from initmem.engines.worker import Worker  # it loads torch, which the driver does without
 
     make_ready()
     try:
-        if beacon is None:  # a store of this machine's own: after a crash the same machine resumes from it
-            path = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
-            store = Store.create(path, session=session)
-            store.recover()
-            Worker(store, settings).work([pack])
-            records = [encode(store.read(run.id)) for run in pack]
-            shutil.rmtree(path, ignore_errors=True)
-            return Answer("records", records)
         if not beacon.exists():
-            return Answer("unseen")
+            raise ConfigError(
+                f"engine = 'ray': node {socket.gethostname()} does not see the store {beacon.parent} "
+                "(allowed: a folder that all nodes of the cluster share)"
+            )
         store = Store(beacon.parent, session=session)
         Worker(store, settings, should_stop=StopSign(store).is_up).work([pack])
-        return Answer("done")
     except InitmemError as error:
-        return Answer("mistake", error)
+        return error
+    return None

@@ -11,7 +11,6 @@ import logging
 import os
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -94,7 +93,6 @@ class SlurmEngine:
             raise ConfigError(f"engine option cpus_per_task or gpus_per_node = {each!r} (allowed: from 1)")
         self._workers_of_job = each
         self._looked_at = 0.0
-        self._held: set[str] = set()  # jobs that the user was told of
 
     @property
     def workers(self) -> int:
@@ -157,17 +155,8 @@ class SlurmEngine:
         if left and (at_once or time.monotonic() - self._looked_at > QUEUE_PAUSE):
             self._looked_at = time.monotonic()
             queue = _queue(left)
-            self._report_held(queue)
             return [job for job in left if job.job_id in queue]
         return left
-
-    def _report_held(self, queue: Mapping[str, str]) -> None:
-        """Say once of each job that it waits for somebody to release it."""
-        for job_id, state in queue.items():
-            if "Held" in state and job_id not in self._held:
-                self._held.add(job_id)
-                hint = f"it runs after: scontrol release {job_id}"
-                print(f"initmem: job {job_id} is held in the queue ({state}; {hint})", file=sys.stderr)
 
     def _stop(self, jobs: list[Any], sign: StopSign) -> None:
         """Take jobs out of the queue and let those that run finish their batch; Ctrl-C ends them at once."""
@@ -177,7 +166,7 @@ class SlurmEngine:
         sign.put_up()
         states = _queue(jobs) if self.cluster == "slurm" else {}
         for job in jobs:
-            if states.get(job.job_id, "").startswith("PENDING"):
+            if states.get(job.job_id) == "PENDING":
                 job.cancel()
         try:
             while jobs := self._alive(jobs, at_once=True):
@@ -210,12 +199,12 @@ def _new_folder(store: Store) -> Path:
 
 
 def _queue(jobs: Sequence[Any]) -> dict[str, str]:
-    """The states of those jobs that Slurm still has in its queue, each with its reason."""
-    command = ["squeue", "--noheader", "--array", "--format=%i %T %r"]
+    """The states of those jobs that Slurm still has in its queue."""
+    command = ["squeue", "--noheader", "--array", "--format=%i %T"]
     listing = subprocess.run(command, capture_output=True, text=True)
     if listing.returncode != 0:  # the controller may be away for a moment: assume that all is well
         return {job.job_id: "UNKNOWN" for job in jobs}
-    states = dict(line.split(maxsplit=1) for line in listing.stdout.splitlines() if " " in line)
+    states = dict(line.split() for line in listing.stdout.splitlines())
     return {job.job_id: states[job.job_id] for job in jobs if job.job_id in states}
 
 

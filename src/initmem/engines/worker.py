@@ -27,8 +27,17 @@ from functools import lru_cache
 
 from initmem import register
 from initmem.data.sources import load
-from initmem.engines.engine import Claimed, EpochEnded, Faulted, Finished, Listener, Settings, ignore
-from initmem.engines.provenance import crash_record, lost_workdir, whole_pack, with_provenance
+from initmem.engines.engine import (
+    Claimed,
+    EpochEnded,
+    Faulted,
+    Finished,
+    Listener,
+    Released,
+    Settings,
+    ignore,
+)
+from initmem.engines.provenance import crash_record, lost_workdir, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.record import RunRecord
 from initmem.store.faults import LOSSES, Cause, cause_of, next_pack
@@ -66,7 +75,7 @@ class Worker:
                 if self.should_stop():
                     return
                 if claimed := self._claim(pack):
-                    self._train(claimed, whole_pack(self.store, pack, claimed))
+                    self._train(claimed)
                     pause = SHORTEST_PAUSE
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
             if left:  # other workers have the rest: wait, they may drop it
@@ -101,38 +110,36 @@ class Worker:
         # This worker does not try it again.
         return replace(record, provenance={**record.provenance, "attempts": len(losses)})
 
-    def _train(self, claimed: list[Run], pack: list[Run]) -> None:
+    def _train(self, pack: list[Run]) -> None:
         """Train claimed runs while their claims are kept alive; give back what is left of them."""
-        self.listen(Claimed(tuple(run.id for run in claimed)))
-        with self.store.claims.kept_alive(claimed):
+        ids = tuple(run.id for run in pack)
+        self.listen(Claimed(ids))
+        with self.store.claims.kept_alive(pack):
             try:
-                self._train_and_commit(Attempt(self, claimed, pack))
+                self._train_and_commit(pack)
             except (Interrupted, ClaimLost):
-                self.listen(Claimed(()))
-            except FullDisk:
-                self.store.faults.note_full_disk(claimed)
-                raise
+                self.listen(Released(ids))
             finally:
                 with suppress(StoreError):  # the first error tells more
-                    self.store.claims.release(claimed)
+                    self.store.claims.release(pack)
 
-    def _train_and_commit(self, attempt: Attempt) -> None:
+    def _train_and_commit(self, pack: list[Run]) -> None:
         """Commit the records of a pack, all at once or, after a fault, of one part of it after the other."""
-        attempts = [attempt]
-        while attempts:
-            attempt = attempts.pop(0)
+        left = [pack]
+        while left:
+            attempt = Attempt(self, left.pop(0))
             try:
                 records = attempt.train()
             except BaseException as error:  # plugins and pipelines are user code, which may also exit
                 if is_for_engine(error, InitmemError if self.settings.trainer is None else StoreError):
                     raise
-                cause, detail = self._note(attempt.claimed, error)
-                if smaller := self._smaller(attempt, cause):
-                    self.listen(Faulted(cause, tuple(run.id for run in attempt.claimed)))
-                    attempts = smaller + attempts
+                cause, detail = self._note(attempt.pack, error)
+                if parts := self._parts(attempt, cause):
+                    self.listen(Faulted(cause, tuple(run.id for run in attempt.pack)))
+                    left = parts + left
                     continue
                 about = getattr(error, "provenance", {})  # what the trainer noted on its way out
-                records = [crash_record(attempt.claimed[0], detail, self.store, self.settings, about)]
+                records = [crash_record(attempt.pack[0], detail, self.store, self.settings, about)]
             self._commit(records)
 
     def _note(self, runs: list[Run], error: BaseException) -> tuple[Cause, str]:
@@ -145,22 +152,19 @@ class Worker:
         self.store.faults.note(runs, cause, detail)
         return cause, detail
 
-    def _smaller(self, attempt: Attempt, cause: Cause) -> list[Attempt]:
-        """What to try after a fault, in order; nothing when a run crashed alone."""
-        runs = attempt.claimed
+    def _parts(self, attempt: Attempt, cause: Cause) -> list[list[Run]]:
+        """The packs to try after a fault, in order; none when a run crashed alone."""
+        pack = attempt.pack
         if cause == "exception" and attempt.resumed and not attempt.advanced:
-            self.store.checkpoints.drop(runs)
-            return [Attempt(self, runs, attempt.pack)]
-        if len(attempt.pack) > len(runs):
-            return [Attempt(self, runs, runs)]
-        if len(runs) == 1:
+            self.store.checkpoints.drop(pack)
+            return [pack]
+        if len(pack) == 1:
             return []
-        parts = [[run] for run in runs]
         if cause == "out of memory":
             gc.collect()
-            half = (len(runs) + 1) // 2
-            parts = [runs[:half], runs[half:]]
-        return [Attempt(self, part, part) for part in parts]
+            half = (len(pack) + 1) // 2
+            return [pack[:half], pack[half:]]
+        return [[run] for run in pack]
 
     def _commit(self, records: list[RunRecord]) -> None:
         self.store.commit(records)
@@ -185,24 +189,20 @@ def is_for_engine(error: BaseException, mistake: type[InitmemError] = StoreError
 
 
 class Attempt:
-    """One attempt at the runs of a pack that a worker has claimed: all of them, or some.
+    """One attempt at a pack that a worker has claimed."""
 
-    The others have a record already: a run whose record was lost is trained in its old pack, so that it comes
-    out the same again.
-    """
-
-    def __init__(self, worker: Worker, claimed: list[Run], pack: list[Run]) -> None:
+    def __init__(self, worker: Worker, pack: list[Run]) -> None:
         self.store, self.settings = worker.store, worker.settings
         self.should_stop, self.listen = worker.should_stop, worker.listen
-        self.claimed, self.pack = claimed, pack
+        self.pack = pack
         self.resumed = self.advanced = False  # continued from checkpoints; finished an epoch
         self._shown: set[Run] = set()  # runs of user code that have shown an epoch
         self._saved_at = self._looked_at = time.monotonic()
         self._restart_limit: Callable[[], None] = lambda: None
 
     def train(self) -> list[RunRecord]:
-        """Train the pack; return the records of those runs that are claimed."""
-        with self.store.faults.time_limit(self.settings.timeout, self.claimed) as self._restart_limit:
+        """Train the pack; return its records."""
+        with self.store.faults.time_limit(self.settings.timeout, self.pack) as self._restart_limit:
             if self.settings.trainer is not None:
                 records = self.settings.trainer(self.pack, self._on_row)
             else:
@@ -216,39 +216,33 @@ class Attempt:
                     on_pause=self._on_pause,
                     on_parent=self._on_parent,
                 )
-        own = [record for record in records if record.run in self.claimed]
-        return [with_provenance(record, self.store, self.settings, self.pack) for record in own]
+        return [with_provenance(record, self.store, self.settings, self.pack) for record in records]
 
     def _checkpoints(self) -> list[Checkpoint] | None:
-        if len(self.pack) > len(self.claimed):
-            return None  # some of the pack are done, and have none
-        saved = self.store.checkpoints.read(self.claimed)
+        saved = self.store.checkpoints.read(self.pack)
         self.resumed = saved is not None
         return None if saved is None else [Checkpoint(tensors, meta) for tensors, meta in saved]
 
     def _on_row(self, run: Run, row: dict[str, float]) -> None:
         """After an epoch of user code, which has no checkpoints: asked to stop, its run starts again."""
-        if run not in self.claimed:
-            return
         self._check_claims([run])
         self._restart_limit()
         self.store.live.append(run, row, fresh=run not in self._shown)
         self._shown.add(run)
         if run.recipe.get("epochs"):
             self.listen(EpochEnded((run.id,), int(row["epoch"])))
-        if self.should_stop():
-            raise Interrupted
+        self._stop_if_asked()
 
     def _on_epoch(self, pack: Pack) -> None:
-        self._check_claims(self.claimed)
+        self._check_claims(self.pack)
         self._restart_limit()
         first = pack.epoch - 1 if self.advanced else 0  # a resumed run shows its earlier epochs again
         for run, history in zip(self.pack, pack.history, strict=True):
-            for i in range(first, len(history["val_objective"]) if run in self.claimed else 0):
+            for i in range(first, len(history["val_objective"])):
                 row = {"epoch": i + 1} | {name: column[i] for name, column in history.items()}
                 self.store.live.append(run, row, fresh=i == 0)
         self.advanced = True
-        self.listen(EpochEnded(tuple(run.id for run in self.claimed), pack.epoch))
+        self.listen(EpochEnded(tuple(run.id for run in self.pack), pack.epoch))
         if self._should_pause() and not pack.finished:
             self._on_pause(pack)
 
@@ -261,22 +255,23 @@ class Attempt:
         return self.should_stop() or now - self._saved_at > self.settings.checkpoint_every
 
     def _on_pause(self, pack: Pack) -> None:
-        self._check_claims(self.claimed)
-        if len(self.pack) == len(self.claimed):
-            states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
-            self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.updates)
+        self._check_claims(self.pack)
+        states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
+        self.store.checkpoints.write(dict(zip(self.pack, states, strict=True)), pack.updates)
         self._saved_at = time.monotonic()
-        if self.should_stop():
-            raise Interrupted
+        self._stop_if_asked()
 
     def _on_parent(self, parents: Pack) -> None:
         """After an epoch or a pause of the runs that others begin from: asked to stop, they start again."""
-        self._check_claims(self.claimed)
+        self._check_claims(self.pack)
         self._restart_limit()
         self._saved_at = time.monotonic()
-        if self.should_stop():
-            raise Interrupted
+        self._stop_if_asked()
 
     def _check_claims(self, runs: Sequence[Run]) -> None:
         if not all(self.store.claims.owns(run) for run in runs):
             raise ClaimLost
+
+    def _stop_if_asked(self) -> None:
+        if self.should_stop():
+            raise Interrupted

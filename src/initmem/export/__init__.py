@@ -1,4 +1,4 @@
-"""Export results to CSV, Parquet, TensorBoard, MLflow and Weights & Biases."""
+"""Export results to CSV, Parquet, TensorBoard, MLflow, Weights & Biases and Trackio."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from initmem.store.results import Results
 from initmem.study import recipes_of
 from initmem.table import cell_text
 
-# The packages that write the formats of `initmem.export.trackers`, each an extra of its own.
-PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb"}
+# The packages that write the formats of `initmem.export.trackers`, each an extra of its own but for the last.
+PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb", "trackio": "trackio"}
 FORMATS = ("csv", "parquet", *PACKAGES)
 KEYS = {"run": pl.String, "recipe": pl.String, "scale": pl.Float64, "seed": pl.Int64, "epoch": pl.Int64}
 
@@ -58,8 +58,8 @@ def export(results: Results, to: str, output: str | None = None) -> Exported:
         else:
             written = write_tables(runs, output, to)
     except ModuleNotFoundError:
-        package = f"the package {PACKAGES[to]} (pip install 'initmem[{to}]')"
-        raise ConfigError(f"--to {to} needs {package}") from None
+        install = to if to == "trackio" else f"'initmem[{to}]'"
+        raise ConfigError(f"--to {to} needs the package {PACKAGES[to]} (pip install {install})") from None
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
     return Exported(to, output, len(runs), written, damaged)

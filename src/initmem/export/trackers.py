@@ -1,4 +1,4 @@
-"""Runs for TensorBoard, MLflow and Weights & Biases. A library is imported by the function that uses it."""
+"""Runs for TensorBoard, MLflow, Weights & Biases and Trackio. A library is imported where it is used."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from io import BytesIO
+from contextlib import redirect_stdout, suppress
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from initmem.errors import ConfigError
 from initmem.export import NamedRun, plain, plain_names, present
 from initmem.files import write_output
+from initmem.record import RunRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -197,19 +199,77 @@ def _hand_over(named: NamedRun, project: str, folder: Path) -> Path:
         id=record.id,
         group=named.recipe,
         name=f"{named.recipe} {named.name}",
-        config=present(named.settings) | {f"provenance_{k}": v for k, v in named.provenance.items()},
+        config=_config(named),
         notes=record.error,
         tags=[record.status],
         reinit="create_new",
         settings=options,
     )
-    columns = plain(record.history)
-    for epoch in range(record.summary.epochs):
-        run.log({name: float(column[epoch]) for name, column in columns.items()}, step=epoch + 1)
+    _log_epochs(run, record)
     run.summary.update(named.summary)
     home = Path(run.dir).parent
     run.finish(exit_code=1 if record.status == "crashed" else 0)
     return home
 
 
-WRITERS = {"tensorboard": write_tensorboard, "mlflow": write_mlflow, "wandb": write_wandb}
+def _config(named: NamedRun) -> dict[str, Any]:
+    return present(named.settings) | {f"provenance_{k}": v for k, v in named.provenance.items()}
+
+
+def _log_epochs(run: Any, record: RunRecord) -> None:
+    columns = plain(record.history)
+    for epoch in range(record.summary.epochs):
+        run.log({name: float(column[epoch]) for name, column in columns.items()}, step=epoch + 1)
+
+
+# -- Trackio, which has the calls of wandb ----------------------------------------------------------------
+
+
+def write_trackio(runs: Sequence[NamedRun], output: str) -> int:
+    """Write the runs that are new to a project per study, in a folder that `trackio show` displays."""
+    folder = Path(output).resolve()
+    os.environ["TRACKIO_DIR"] = str(folder)  # read when it is imported
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        os.environ.pop(name, None)  # an export must not call home
+    import trackio
+
+    if trackio.TRACKIO_DIR.resolve() != folder:
+        raise ConfigError(f"{output}: this process writes to {trackio.TRACKIO_DIR} (allowed: a new process)")
+    written = 0
+    titles = plain_names(dict.fromkeys(title for run in runs for title in run.groups))
+    with redirect_stdout(StringIO()):  # it prints what it does
+        for title, project in titles.items():
+            done = folder / DONE / project
+            done.mkdir(parents=True, exist_ok=True)
+            new = [run for run in runs if title in run.groups and not (done / run.record.id).exists()]
+            ids = {run.record.id for run in new}
+            with suppress(ValueError):  # there is no such project yet
+                for left in trackio.Api().runs(project):  # by an interrupted export
+                    if (left.config or {}).get("run") in ids:
+                        left.delete()
+            for named in new:
+                record = named.record
+                run = trackio.init(
+                    project=project,
+                    name=f"{named.recipe} {named.name}",
+                    group=named.recipe,
+                    config=_config(named)
+                    | present({"run": record.id, "status": record.status, "error": record.error}),
+                    embed=False,
+                    auto_log_gpu=False,
+                    auto_log_cpu=False,
+                )
+                _log_epochs(run, record)
+                run.log(named.summary, step=record.summary.epochs)
+                trackio.finish()
+                (done / record.id).touch()
+            written += len(new)
+    return written
+
+
+WRITERS = {
+    "tensorboard": write_tensorboard,
+    "mlflow": write_mlflow,
+    "wandb": write_wandb,
+    "trackio": write_trackio,
+}

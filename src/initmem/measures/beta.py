@@ -284,9 +284,7 @@ MEASURES = {
             "recipe": RECIPE,
             "metric": METRIC,
             "unit": Column("unit", "text", "epochs, updates, or the clock of the recipe's family"),
-            "value": number(
-                "half-life", "how long |slope| stays above half its peak; empty: to the end", ".4g"
-            ),
+            "value": number("half-life", "until |slope| stays below half its peak; empty: never", ".4g"),
             "low": number("low", "lower 95% limit", ".4g"),
             "high": number("high", "upper 95% limit; empty: beyond the end", ".4g"),
         },

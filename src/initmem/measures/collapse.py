@@ -8,23 +8,22 @@ least two curves pass. Where no level is shared, the curves say nothing about al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCKS
 from initmem.labels import labels
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.design import Groups, Measure, Row, followed_metric
-from initmem.measures.statistics import student
+from initmem.measures.statistics import Limits, jackknife
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.table import Column, number
 
 Array = NDArray[np.float64]
-GRID = 200  # points on an axis where curves are compared
 LEVELS = 40  # of |beta|, evenly in its logarithm
 CLEAR = 2.0  # standard errors by which a curve has to start above a level and end below it
 SHARED = 3  # levels that have to be shared
@@ -33,14 +32,13 @@ NAMED = {0: "epochs", 1: "sum of eta", 2: "SGD clock"}
 
 
 class Collapse(NamedTuple):
-    """The exponent alpha of the batch size, where it can be told, and how far the curves are apart."""
+    """The exponent alpha of the batch size, where it can be told."""
 
     alpha: float | None
     low: float | None
     high: float | None
     n_levels: int  # of |beta| that at least two curves pass
     n_curves: int
-    apart: dict[str, float | None]  # `disagreement` of the curves by axis: epochs, or a clock
 
     @property
     def reading(self) -> str:
@@ -82,7 +80,7 @@ def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy"
     fadings = _fadings(groups, metric)
     slope, n_levels = regress(fadings, np.log(sizes)) if fadings else (None, 0)
     alpha, low, high = (None if one is None else one + 1 for one in slope or (None, None, None))
-    return Collapse(alpha, low, high, n_levels, len(groups), _apart(groups, metric))
+    return Collapse(alpha, low, high, n_levels, len(groups))
 
 
 def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading] | None:
@@ -108,9 +106,7 @@ def fading(log_time: Array, own: Array) -> _Fading:
     return _Fading(log_time[peak:], own[:, peak:], max(float(np.median(errors)), SMALLEST))
 
 
-def regress(
-    fadings: Sequence[_Fading], log_sizes: Array
-) -> tuple[tuple[float, float | None, float | None] | None, int]:
+def regress(fadings: Sequence[_Fading], log_sizes: Array) -> tuple[Limits | None, int]:
     """Regress log times of passing levels on log b, (curve,), with 95% limits; None: cannot tell.
 
     The interval comes from leaving out one seed at a time, in all curves at once, as they share seeds.
@@ -121,20 +117,19 @@ def regress(
     estimate = _solve(passing[:, used], log_sizes)
     if estimate is None or len(used) < SHARED:
         return None, len(used)
+
+    def slope(kept: NDArray[np.intp]) -> float:
+        solved = _solve(_passing(fadings, levels[used], kept), log_sizes)
+        return math.nan if solved is None else solved
+
     n = len(fadings[0].own)
-    if n < 2:
-        return (estimate, None, None), len(used)
-    left_out = []
-    for seed in range(n):
-        solved = _solve(_passing(fadings, levels[used], np.arange(n) != seed), log_sizes)
-        if solved is None:
-            return None, len(used)
-        left_out.append(solved)
-    pseudo = n * estimate - (n - 1) * np.array(left_out)
+    _, low, high = jackknife(slope, n)
+    if n < 2 or low is None or high is None:
+        return (Limits(estimate, None, None) if n < 2 else None), len(used)
     # Interpolation between epochs leaves half an epoch open.
     step = float(np.median([np.diff(f.log_time).mean() for f in fadings]))
-    half = student(n - 1) * float(pseudo.std(ddof=1)) / np.sqrt(n) + 0.5 * step / float(np.ptp(log_sizes))
-    return (estimate, estimate - half, estimate + half), len(used)
+    open_part = 0.5 * step / float(np.ptp(log_sizes))
+    return Limits(estimate, low - open_part, high + open_part), len(used)
 
 
 def _levels(fadings: Sequence[_Fading]) -> Array:
@@ -144,7 +139,7 @@ def _levels(fadings: Sequence[_Fading]) -> Array:
     return np.geomspace(low, max(high, 2 * low), LEVELS + 2)[1:-1]
 
 
-def _passing(fadings: Sequence[_Fading], levels: Array, kept: Array | slice) -> Array:
+def _passing(fadings: Sequence[_Fading], levels: Array, kept: NDArray[np.intp] | slice) -> Array:
     """The log time at which each curve passes each level, (curve, level); NaN unless it clearly does."""
     from scipy.optimize import isotonic_regression
 
@@ -171,45 +166,6 @@ def _solve(passing: Array, log_sizes: Array) -> float | None:
     return float((x * y).sum()) / spread if spread > 1e-18 else None
 
 
-def _apart(groups: Sequence[Sequence[RunRecord]], metric: str) -> dict[str, float | None]:
-    """The disagreement of the curves against epochs and every clock that moves in all of them."""
-    curves = [beta_curve(records, metric) for records in groups]
-    axes = {"epochs": [curve.epochs for curve in curves]}
-    for name in CLOCKS:
-        ticks = [curve.clocks[name] for curve in curves]
-        if all(len(x) and x[0] > 0 and (np.diff(x) > 0).all() for x in ticks):
-            axes[name] = ticks
-    floors = []
-    for curve in curves:
-        errors = (curve.high - curve.low) / 4  # about one standard error
-        finite = errors[np.isfinite(errors)]
-        floors.append(max(SMALLEST, float(np.median(finite)) if len(finite) else 0.0))
-    betas = [curve.beta for curve in curves]
-    return {name: disagreement(betas, axis, floors) for name, axis in axes.items()}
-
-
-def disagreement(betas: Sequence[Array], axis: Sequence[Array], floors: Sequence[float]) -> float | None:
-    """Root mean square distance in log10 |beta| between curves where at least two lie; None: nowhere.
-
-    Every curve is interpolated on a grid that is even in the logarithm of the axis, as clocks of different
-    batch sizes differ by orders of magnitude. |beta| below its own standard error is taken as that.
-    """
-    start = max(min(x[0] for x in axis), 1e-300)
-    grid = np.geomspace(start, max(x[-1] for x in axis), GRID)
-    table = np.full((len(betas), GRID), np.nan)
-    for row, beta, x, floor in zip(table, betas, axis, floors, strict=True):
-        there = np.isfinite(beta)
-        if not there.any():
-            continue
-        height = np.log10(np.maximum(np.abs(beta[there]), floor))
-        inside = (grid >= x[there][0]) & (grid <= x[there][-1])
-        row[inside] = np.interp(np.log(grid[inside]), np.log(x[there]), height)
-    several = np.isfinite(table).sum(axis=0) >= 2
-    if not several.any():
-        return None
-    return float(np.sqrt(np.nanvar(table[:, several], axis=0, ddof=1).mean()))
-
-
 # -- table ------------------------------------------------------------------------------------------------
 
 
@@ -218,14 +174,10 @@ def _rows(groups: Groups, metric: str | None) -> list[Row]:
     rows = []
     for label, family in families(groups.values()).items():
         exponent = collapse(family, followed_metric(family[0], metric))
-        values = exponent._asdict()
-        del values["apart"]
-        apart = {f"apart_{axis}": exponent.apart.get(axis) for axis in ("epochs", "adaptive", "sgd")}
-        rows.append({"family": label} | values | apart | {"reading": exponent.reading})
+        rows.append({"family": label} | exponent._asdict() | {"reading": exponent.reading})
     return rows
 
 
-APART = "decades between the curves on this axis"
 MEASURES = {
     "collapse": Measure(
         "Collapse: the exponent of the batch size that makes the curves of |slope| agree",
@@ -237,9 +189,6 @@ MEASURES = {
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
             "n_curves": number("curves", "number of batch sizes", priority=5),
             "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
-            "apart_epochs": number("by epochs", APART, ".2f", priority=7),
-            "apart_sgd": number("by sgd", APART, ".2f", priority=7),
-            "apart_adaptive": number("by sum of lr", APART, ".2f", priority=7),
         },
         of="curve",
     )

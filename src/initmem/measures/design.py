@@ -61,7 +61,6 @@ class Measure:
     # interventions do not have either; a curve of slopes over time, without cold epochs
     of: Literal["runs", "effect", "slope", "curve"] = "runs"
     remarks: Callable[[Groups], list[str]] = lambda groups: []  # what else is left out
-    conclusion: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # lines below the table
 
     @property
     def numeric(self) -> bool:

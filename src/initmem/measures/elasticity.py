@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCK_NAMES, CLOCKS, FAMILY_NAMES, effective_clocks, family_of, is_adaptive
+from initmem.clocks import CLOCKS, effective_clocks, family_of, is_adaptive
 from initmem.measures.design import Analyses, Groups, Measure, Row, levels_of, of_scales, plain, unrecorded
 from initmem.measures.statistics import ALPHA, jackknife, mean_over_seeds
 from initmem.recipe import AnyRecipe
@@ -295,40 +295,12 @@ def _clock_rows(groups: Groups, metric: str | None) -> list[Row]:
     return [fit._asdict() for fit in clock_fits(observed(groups))]
 
 
-def _best_clocks(rows: Sequence[Row]) -> list[str]:
-    """Which clock fits best in each family."""
-    best: dict[str, Row] = {}
-    for row in rows:  # the first of a family has the least error
-        best.setdefault(row["family"], row)
-    lines = []
-    for family, row in best.items():
-        better = "better than" if row["error"] < row["error_of_mean"] else "no better than"
-        clock = CLOCK_NAMES.get(row["clock"], row["clock"])
-        lines.append(
-            f"{FAMILY_NAMES[family]}: {clock} fits best; for a recipe left out it errs by "
-            f"{row['error']:.2f}, {better} the mean of the others ({row['error_of_mean']:.2f}; "
-            f"{row['n_recipes']} recipes)"
-        )
-    return lines
-
-
 def _layer_rows(groups: Groups, metric: str | None, *, analyses: Analyses) -> list[Row]:
     return [
         {"recipe": label} | row
         for label, records in groups.items()
         for row in layer_rows(records, analyses[records[0].run.recipe].alpha)
     ]
-
-
-def _alignments(rows: Sequence[Row]) -> list[str]:
-    """The alignment of every recipe."""
-    lines = []
-    for row in {row["recipe"]: row for row in rows if row["alignment"] is not None}.values():
-        low, high = row["alignment_low"], row["alignment_high"]
-        limits = "" if low is None else f" [{low:.2f}, {high:.2f}]"
-        value = f"{row['alignment']:.2f}{limits}"
-        lines.append(f"{row['recipe']}: alignment of the last hidden layer with its initialization {value}")
-    return lines
 
 
 MEASURES = {
@@ -346,7 +318,6 @@ MEASURES = {
             "n_recipes": number("recipes", "number of recipes behind the row", priority=2),
         },
         of="slope",
-        conclusion=_best_clocks,
     ),
     "radial": Measure(
         "Norm elasticity: how the norm of the selected weights depends on the initial one",
@@ -373,16 +344,13 @@ MEASURES = {
             ("cosine_low", "cosine_high"): number("cosine: 95% interval", "over seeds", ".3f", priority=3),
             "cosine_smallest": number("at smallest", "cosine at the smallest scale", ".3f", priority=2),
             "cosine_largest": number("at largest", "cosine at the largest scale", ".3f", priority=2),
-            "alignment": number("alignment", "of the last hidden layer of the recipe", ".2f", priority=9),
-            ("alignment_low", "alignment_high"): number(
-                "alignment: 95% interval", "over seeds", ".2f", priority=9
-            ),
+            "alignment": number("alignment", "of the last hidden layer with its start", ".2f", priority=3),
+            ("alignment_low", "alignment_high"): number("alignment: 95%", "interval", ".2f", priority=4),
             "n_runs": number("runs", "number of runs behind the row", priority=5),
             "n_seeds": number("seeds", "number of seeds", priority=6),
         },
         options=("analyses",),
         of="slope",
-        conclusion=_alignments,
         remarks=partial(unrecorded, array="layer_epochs", what="layers"),
     ),
 }

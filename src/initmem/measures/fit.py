@@ -28,7 +28,7 @@ from initmem.clocks import epoch_rates
 from initmem.errors import count
 from initmem.intervention import Level, level_text
 from initmem.measures.design import Profile, complete, levels_of, plain, profile
-from initmem.measures.statistics import ALPHA, Limits, Spread, spread, student
+from initmem.measures.statistics import ALPHA, Limits, Spread, mean_limits, spread
 from initmem.metric import UNCLEAR, metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
@@ -359,12 +359,7 @@ def _split(train: Profile, test: Profile) -> tuple[Limits, Limits | None, Limits
 
 def _change(values: Array) -> Limits:
     """The mean change from the smallest to the largest scale, of values (seed, scale), paired over seeds."""
-    changes = values[:, -1] - values[:, 0]
-    mean, n = float(changes.mean()), len(changes)
-    if n < 2:
-        return Limits(mean, None, None)
-    half = student(n - 1) * float(changes.std(ddof=1)) / math.sqrt(n)
-    return Limits(mean, mean - half, mean + half)
+    return mean_limits(values[:, -1] - values[:, 0])
 
 
 def _positions(record: RunRecord) -> Array:

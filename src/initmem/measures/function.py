@@ -27,7 +27,7 @@ from initmem.measures.chaos import replicates
 from initmem.measures.design import Groups, Measure, Row, complete, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Columns, number
+from initmem.table import RECIPE, Column, Columns, number
 
 Array = NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
         **_over_seeds(apart, between_scales).named("scales"),
         **_over_seeds(apart, between_seeds).named("seeds"),
         **mean_over_seeds(pairs).named("replicates"),
-        "effect": across(apart) - between_seeds(apart),
+        **_over_seeds(apart, lambda kept: across(kept) - between_seeds(kept)).named("effect"),
         "p": effect_p(apart),
         "identified": matched and 100 * matched.share,
         "chance": matched and 100 * matched.chance,
@@ -177,20 +177,17 @@ def identification(classes: NDArray[np.uint16], initial: NDArray[np.uint16]) -> 
 
 def _function_rows(groups: Groups, metric: str | None) -> list[Row]:
     compared = ((label, function_memory(records)) for label, records in groups.items())
-    return [{"recipe": label} | row for label, row in compared if row is not None]
+    return [{"recipe": label} | row | {"reading": reading(row)} for label, row in compared if row is not None]
 
 
-def _conclusion(rows: Sequence[Row]) -> list[str]:
-    """Whether the scale changes the function, next to what it does to the accuracy."""
-    lines = []
-    for row in rows:
-        if row["p"] is None:  # one seed, or one scale
-            continue
-        gap = "" if row["accuracy"] is None else f"; accuracies differ by {row['accuracy']:.1f} pp"
-        effect = f"(effect {row['effect']:.2f}%, p = {row['p']:.2g}{gap})"
-        changes = "changes" if row["p"] <= ALPHA else "does not significantly change"
-        lines.append(f"{row['recipe']}: the scale {changes} the function {effect}")
-    return lines
+def reading(row: Row) -> str | None:
+    """Whether the scale changes the function; None with one seed or one scale."""
+    if row["p"] is None:
+        return None
+    # The p-value if runs agree best at their own scales: no other order of scales does as well.
+    if math.factorial(row["n_scales"]) ** (1.0 - row["n_seeds"]) > ALPHA:
+        return "too few runs to tell"
+    return "changes the function" if row["p"] <= ALPHA else "not significant"
 
 
 def _left_out(groups: Groups) -> list[str]:
@@ -225,20 +222,17 @@ MEASURES = {
             **_percent("seeds", "disagreement between seeds, same scale"),
             **_percent("replicates", "disagreement between a run and its perturbed replicate", 1),
             "effect": number("effect", "what another scale adds to another seed", ".2f", unit="%"),
+            ("effect_low", "effect_high"): number("effect: 95% interval", "over seeds", ".2f", priority=2),
+            "reading": Column("reading", "text", "whether the scale changes the function"),
             "p": number("p", "of no effect of the scale (permutations; unadjusted)", ".2g"),
-            "identified": number(
-                "identified", "networks matched to their own initialization", ".0f", unit="%"
-            ),
+            "identified": number("identified", "matched to their own initialization", ".0f", unit="%"),
             "chance": number("chance", "the same by guessing", ".0f", unit="%", priority=5),
-            "p_identified": number(
-                "identified: p", "of a match no better than chance (permutations; unadjusted)", ".2g"
-            ),
+            "p_identified": number("identified: p", "of a match by chance (permutations)", ".2g"),
             "n_seeds": number("n seeds", "number of seeds that have all scales", priority=6),
             "n_scales": number("n scales", "number of scales", priority=7),
             "n_pairs": number("pairs", "number of runs with a perturbed replicate", priority=8),
             "n_predictions": number("predictions", "number of predictions compared", priority=7),
         },
-        conclusion=_conclusion,
         remarks=_left_out,
     ),
 }

@@ -88,26 +88,18 @@ MEASURES: dict[str, Measure] = {
             ("test_low", "test_high"): number("test: 95% interval", "of this change", ".1f~", priority=10),
             "train": number("train", "change of the train metric", "+.1f~"),
             ("train_low", "train_high"): number("train: 95% interval", "of this change", ".1f~", priority=10),
-            ("train_smallest", "train_largest"): Column(
-                "fit", "text", "train metric of the selected models at these two scales", form=".1f~"
-            ),
+            ("train_smallest", "train_largest"): Column("fit", "text", "train metric at both", form=".1f~"),
             "gap": number("gap", "change of train - test", "+.1f~", priority=2),
             ("gap_low", "gap_high"): number("gap: 95% interval", "of this change", ".1f~", priority=10),
-            "matched_memory": number(
-                "at equal fit", "memory when each run first reaches a common train accuracy", ".1f~"
-            ),
+            "matched_memory": number("at equal fit", "memory at a common train accuracy", ".1f~"),
             ("matched_low", "matched_high"): number("95% interval", "of it", ".1f~"),
             "matched_p": number("p", "of no memory at equal fit", ".2g", priority=6),
             "matched_level": number("level", "the highest train accuracy (%) that all runs reach", ".3g"),
             "by_loss_memory": number("at equal loss", "the same, by train loss", ".1f~", priority=7),
-            ("by_loss_low", "by_loss_high"): number(
-                "loss: 95% interval", "of the memory at equal loss", ".1f~", priority=9
-            ),
+            ("by_loss_low", "by_loss_high"): number("loss: 95% interval", "of it", ".1f~", priority=9),
             "by_loss_p": number("loss: p", "of no memory at equal loss", ".2g", priority=9),
             "by_loss_level": number("loss", "the lowest train loss that all runs reach", ".2g", priority=8),
-            "time_ratio": number(
-                "time", "to fit: epochs of the slowest scale over the fastest", ".2f", priority=3
-            ),
+            "time_ratio": number("time", "to fit: slowest scale over fastest", ".2f", priority=3),
             ("time_low", "time_high"): number("time: 95% interval", "of this ratio", ".2f", priority=5),
             "metric": Column("metric", "text", "of the memory", priority=12),
             "train_metric": Column("train metric", "text", "that measures the fit", priority=12),

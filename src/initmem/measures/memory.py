@@ -17,9 +17,10 @@ from initmem.labels import informative
 from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
 from initmem.measures.fit import Fit, Matched, Mode, fit, fit_notes
+from initmem.measures.notes import notes_of
 from initmem.measures.scales import failures, unclear_scales, why_inapplicable
 from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Spread, adjusted, equivalence_p, spread
-from initmem.measures.verdict import SIZES, Memories, Memory, Verdict, notes_of
+from initmem.measures.verdict import SIZES, Memories, Memory, Verdict
 from initmem.metric import UNCLEAR, metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord

@@ -1,19 +1,12 @@
-"""What the provenance of records tells about user code and machines.
-
-What `Init.apply` did to the models of a run, and notes where runs that are compared differ in more than they
-should: order of the data, files, versions, code, layers, devices.
-"""
+"""What `Init.apply` did to the models of a run, from the provenance of its record."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from initmem.errors import count, first_of
-from initmem.measures.design import plain
 from initmem.record import RunRecord
 from initmem.table import Column, Table, number, table_of
 
@@ -106,55 +99,3 @@ def _table(model: Applied) -> Table:
         "used": number("std used", "standard deviation that training began with", ".3g"),
     }
     return table_of(model.line, rows, columns, notes)
-
-
-# -- notes -------------------------------------------------------------------------------------------------
-
-
-def order_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether the first training batches of user code were the same for all seeds."""
-    orders = {r.run.seed: r.provenance.get("order") for r in plain(records) if r.status != "crashed"}
-    batches = [tuple(order) for order in orders.values() if isinstance(order, list) and len(order) > 1]
-    if len(orders) < 2 or len(batches) < len(orders) or len(set(batches)) > 1:
-        return []
-    if len(set(batches[0])) == 1:
-        return ["every update used the same batch: the order of the data adds no noise over seeds"]
-    return [
-        "every seed saw the data in the same order: noise is understated "
-        "(set the seed of the loader or Trainer from init.seed)"
-    ]
-
-
-def provenance_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether runs may have read each other's files, or differ in data, libraries, code or machines."""
-    about = [record.provenance for record in records if record.status != "crashed"]
-    changed = sorted({name for one in about for name in one.get("shared_files_changed", ())})
-    edited = [name for name, digests in _texts(about, "opened").items() if len(digests) > 1]
-    versions = _texts(about, "versions").items()
-    mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions if len(kinds) > 1]
-    lines = {
-        "runs changed files that all runs share: {}; a run may have read another's": changed,
-        "runs read different versions of files: {}": edited,
-        "runs used different versions: {}": mixed,
-    }
-    notes = [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
-    prints = [one["fingerprint"] for one in about if isinstance(one.get("fingerprint"), dict)]
-    codes = Counter(str(sorted(one.items())) for one in prints)
-    if len(codes) > 1:
-        runs = " and ".join(str(n) for _, n in codes.most_common())
-        notes.append(f"trained by {len(codes)} versions of the code ({runs} runs): the fingerprints differ")
-    layers = Counter("in C" if one["native"] else "of PyTorch" for one in about if "native" in one)
-    devices = Counter(str(one["device"]).partition(":")[0] for one in about if "device" in one)
-    for words, counts in (("with layers", layers), ("on", devices)):
-        if len(counts) > 1:
-            each = " and ".join(f"{name} ({count(n, 'run')})" for name, n in counts.most_common())
-            notes.append(f"trained {words} {each}")
-    return notes
-
-
-def _texts(about: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
-    """The different texts that records hold for each name."""
-    texts: dict[str, set[str]] = {}
-    for name, text in (item for one in about for item in one.get(key, {}).items()):
-        texts.setdefault(name, set()).add(text)
-    return dict(sorted(texts.items()))

@@ -223,17 +223,10 @@ MEASURES = {
             "quantity": Column("quantity", "text", "whose difference relaxes; accuracies in points"),
             "start": number("start", "the difference right after the intervention, from the fit", ".3g"),
             ("start_low", "start_high"): number("start: 95% interval", "of this", ".3g", priority=8),
-            "half_life": number(
-                "half-life", "time to half of the start; empty: beyond the last epoch", ".3g"
-            ),
+            "half_life": number("half-life", "time to half; empty: beyond the last epoch", ".3g"),
             "low": number("low", "lower 95% limit, over seeds", ".3g"),
             "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".3g"),
-            "predicted": number(
-                "predicted",
-                "half-life of weights under L2 or weight decay alone; empty: none",
-                ".3g",
-                priority=5,
-            ),
+            "predicted": number("predicted", "half-life under the decay of weights alone", ".3g", priority=5),
             "unit": Column("unit", "text", "of time: epochs, or the clock of the recipe's family"),
             "rate": number("rate", "ln 2 over the half-life", ".3g", priority=9),
             "explained": number("explained", "share of the variance over time", ".2f", priority=6),

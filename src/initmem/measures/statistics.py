@@ -289,11 +289,22 @@ def jackknife(estimate: Callable[[NDArray[np.intp]], float], n: int, *, alpha: f
     return Limits(value, value - half, value + half)
 
 
+def mean_limits(values: Sequence[float] | Array, *, alpha: float = ALPHA) -> Limits:
+    """The mean of values that are independent, with Student's interval."""
+    n = len(values)
+    mean = float(np.mean(values)) if n else None
+    if mean is None or n < 2:
+        return Limits(mean, None, None)
+    half = student(n - 1, alpha / 2) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return Limits(mean, mean - half, mean + half)
+
+
 def mean_over_seeds(values: Sequence[tuple[int, float]], *, alpha: float = ALPHA) -> Limits:
     """The mean of (seed, value): first over the values of each seed, then over seeds."""
-    seeds = sorted({seed for seed, _ in values})
-    means = np.array([np.mean([value for one, value in values if one == seed]) for seed in seeds])
-    return jackknife(lambda kept: float(means[kept].mean()), len(seeds), alpha=alpha)
+    own: dict[int, list[float]] = {}
+    for seed, value in values:
+        own.setdefault(seed, []).append(value)
+    return mean_limits([float(np.mean(of_seed)) for of_seed in own.values()], alpha=alpha)
 
 
 def student(freedom: int, tail: float = ALPHA / 2) -> float:

@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, count
-from initmem.intervention import Intervention, Level, level_text
-from initmem.measures.design import Analysis, plain
-from initmem.measures.fit import Fit, Mode, has_moving_averages
-from initmem.measures.provenance import order_notes, provenance_notes
-from initmem.measures.scales import EQUAL_RATES, NEVER_USED, NO_EFFECT, Failures
+from initmem.intervention import Level, level_text
+from initmem.measures.fit import Fit, Mode
+from initmem.measures.scales import EQUAL_RATES, NEVER_USED, NO_EFFECT
 from initmem.measures.statistics import ALPHA, TOLERANCE_PP, seeds_needed
 from initmem.metric import metric_of
-from initmem.recipe import Recipe
-from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
 from initmem.table import RECIPE, Cell, Column, Table, cell, flat, interval, number
 
@@ -248,8 +244,6 @@ INAPPLICABLE = {
     NO_EFFECT: "The weights have the same norm at all scales when training begins: they were drawn again "
     "after init.apply, so there is nothing to measure.",
 }
-NEARLY_ALL = 0.9
-FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
     "generalization": "The {axis} are not fitted equally well ({fit}), but they also differ at equal fit",
@@ -285,101 +279,17 @@ def _finding(row: Memory) -> str:
         rates = f"rates of untrained runs that differ by {100 * (row.failure_limit or 0):.0f}%"
         return f"{within}, but {rates} between scales are not excluded"
     if row.within_tolerance and row.unclear_scales:
-        return f"{within}, but nothing shows that anything was learned at {_scales(row.unclear_scales)}"
+        return f"{within}, but nothing shows that anything was learned at {scales_text(row.unclear_scales)}"
     return (
         f"The mean {row.metric} has a range of {shown} over the {axis} {noise}: neither "
         "memory nor its absence is established"
     )
 
 
-def _scales(scales: Sequence[Level]) -> str:
+def scales_text(scales: Sequence[Level]) -> str:
+    """Some scales, or interventions, in words."""
     noun = "intervention" if any(isinstance(level, str) for level in scales) else "scale"
     return f"{noun}{'s' * (len(scales) > 1)} {', '.join(map(level_text, scales))}"
-
-
-def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, failures: Failures) -> list[str]:
-    """What is unusual about the runs of one recipe and about their analysis."""
-    notes = []
-    if 1 < row.n_seeds <= FEW_SEEDS:
-        notes.append(f"{row.n_seeds} seeds miss most memories of a few standard deviations")
-    if row.dropped_seeds:
-        seeds = f"seed{'s' * (len(row.dropped_seeds) > 1)} {', '.join(map(str, row.dropped_seeds))}"
-        notes.append(f"left out, because a scale has no finite value: {seeds}")
-    if row.noise_range == 0:
-        alike = "values" if not np.ptp(row.values, axis=0).any() else "differences between scales"
-        notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
-    if analysis.alpha < ALPHA:
-        notes.append(
-            f"interim analysis {analysis.number}: tested at {100 * analysis.alpha:.2g}%, interval at "
-            f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
-        )
-    if analysis.unplanned:
-        counts = ", then ".join(map(str, sorted({*analysis.unplanned, row.n_seeds})))
-        notes.append(
-            f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
-            f"verdict is above {100 * ALPHA:.2g}%"
-        )
-    if failures.untrained:
-        notes.append(str(failures))
-    if row.unclear_scales and row.verdict != "untrained":
-        notes.append(
-            f"chance is not known, and at {_scales(row.unclear_scales)} the metric did not improve on its "
-            "first epoch by more than the tolerance: `forgets` is not possible "
-            '(declare recipe={"classes": 10})'
-        )
-    kinds = (_intervention_notes, _early_notes, _length_notes, order_notes, provenance_notes)
-    return notes + [note for more in kinds for note in more(records)]
-
-
-def _intervention_notes(records: Sequence[RunRecord]) -> list[str]:
-    """What to know about runs with interventions: mixed levels, early selection, lagging statistics."""
-    touched = [record for record in plain(records) if record.run.intervention]
-    notes = []
-    if touched and len(touched) < len(plain(records)):
-        notes.append("scales and interventions are compared together (--scales chooses some)")
-    epochs = [(record, Intervention.parse(record.run.intervention).epoch) for record in touched]
-    before = [record for record, epoch in epochs if epoch and (record.summary.tau_best or 0) <= epoch]
-    if before:
-        notes.append(f"{count(len(before), 'run')} returned a model from before the intervention")
-    if any(epoch for _, epoch in epochs) and has_moving_averages(records[0].run.recipe):
-        notes.append(
-            "the moving averages of batch norm lag behind an intervention "
-            '(batch_statistics = "re-estimated" avoids that)'
-        )
-    return notes
-
-
-def _length_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether runs of user code still improve in the last epoch, and whether their lengths differ."""
-    runs = [r for r in plain(records) if r.status == "completed" and r.run.recipe.is_pipeline]
-    lasts = [r for r in runs if r.summary.tau_best == r.summary.epochs > 2 and not r.summary.tau_interp]
-    selects = any(name in r.history for r in runs[:1] for name in ("val_loss", "val_accuracy"))
-    notes = []
-    if selects and len(lasts) >= NEARLY_ALL * len(runs):
-        notes.append(
-            f"still improving: the last epoch is selected in {len(lasts)} of {len(runs)} runs (train longer)"
-        )
-    updates = [r.provenance.get("updates") or 0 for r in runs]
-    unit, lengths = ("updates", updates) if all(updates) else ("epochs", [r.summary.epochs for r in runs])
-    if runs and min(lengths) < max(lengths):
-        notes.append(f"runs of {min(lengths)} to {max(lengths)} {unit} are compared")
-    return notes
-
-
-def _early_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether runs were stopped before the last epoch of their schedule."""
-    recipe = records[0].run.recipe
-    if not isinstance(recipe, Recipe):
-        return []
-    ends = [r.summary.epochs for r in records if r.status == "completed"]
-    early = sorted(epochs for epochs in ends if epochs < recipe.epochs)
-    if not early:
-        return []
-    span = " to ".join(dict.fromkeys((str(early[0]), str(early[-1]))))
-    return [
-        f"{count(len(early), 'run')} stopped after {span} of {recipe.epochs} epochs: "
-        f"the validation loss had not fallen for {recipe.patience} (patience)"
-    ]
 
 
 # -- the table ---------------------------------------------------------------------------------------------

@@ -6,21 +6,43 @@ is shown as missing and named.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, StoreError, allowed
-from initmem.measures.beta import beta_curve
-from initmem.measures.design import bundled
+from initmem.measures.beta import BetaCurve, beta_curve
+from initmem.measures.design import bundled, labelled
 from initmem.measures.fit import fit
 from initmem.measures.memory import memory_table
 from initmem.paper import grids
 from initmem.paper.reference import find, memory_of
-from initmem.paper.selection import Line, Records, Studies
-from initmem.plots.builders import BETA, CLOCK_TITLES, beta_plot, clocks_plot, memory_plot, scale_plot
-from initmem.plots.model import SIGMA, AnyPanel, Heatmap, Interval, Intervals, Mark, Panel, Plot, Series
+from initmem.paper.selection import Key, Line, Records, Selection, Studies
+from initmem.plots.builders import (
+    BETA,
+    CLOCK_TITLES,
+    beta_plot,
+    clocks_plot,
+    layers_plot,
+    memory_plot,
+    scale_plot,
+    tradeoff_plot,
+)
+from initmem.plots.model import (
+    SIGMA,
+    AnyPanel,
+    Heatmap,
+    Interval,
+    Intervals,
+    Mark,
+    Panel,
+    Plot,
+    Series,
+    Style,
+)
 from initmem.plots.series import (
     MEAN,
     MEDIAN,
@@ -33,18 +55,36 @@ from initmem.plots.series import (
     spread_over,
 )
 from initmem.plots.styles import GUIDE, optimizer_style, variants
-from initmem.record import INTERPOLATION
+from initmem.record import INTERPOLATION, RunRecord
 from initmem.store.results import Collection
 from initmem.study import recipes_of
 
-__all__ = ["NAMES", "available", "draw", "plot_of"]
+__all__ = ["NAMES", "available", "draw", "matching", "plot_of"]
 
 
-def available(records: Records) -> tuple[str, ...]:
-    """The figures that a store has something for."""
-    of_networks = bundled(records)
-    own = (SCALE, MEMORY) if len(of_networks) < len(records) else ()
-    return own if own and not of_networks else (*NAMES, *own)
+def available(records: Records, studies: Studies, reference: bool = False) -> dict[str, Plot]:
+    """The figures that a store can fill, by name."""
+    plots = {}
+    for name in (*NAMES, *OF_ANY_RECIPE):
+        with contextlib.suppress(ConfigError, StoreError):
+            plot = plot_of(name, records, studies, reference)
+            if any(panel.has_runs() for panel in plot.all_panels):
+                plots[name] = plot
+    if not plots:
+        raise StoreError("no finished run yet that a figure could show (initmem run makes them)")
+    return plots
+
+
+def matching(records: Records, studies: Studies, pattern: str) -> list[RunRecord]:
+    """The records of the recipes whose label matches a shell-style pattern, or holds all of its words."""
+    groups = labelled(records, recipes_of(studies))
+    words = set(pattern.split())
+    chosen = {
+        name: group for name, group in groups.items() if fnmatch(name, pattern) or words <= {*name.split()}
+    }
+    if not chosen:
+        raise ConfigError(f"recipes = {pattern!r} ({allowed(groups)})")
+    return [record for group in chosen.values() for record in group]
 
 
 def plot_of(name: str, records: Records, studies: Studies, reference: bool = False) -> Plot:
@@ -55,7 +95,8 @@ def plot_of(name: str, records: Records, studies: Studies, reference: bool = Fal
         raise StoreError("no finished run yet (initmem run makes them)")
     if name in OF_ANY_RECIPE:
         asked = grids.asking(studies, {record.run.recipe for record in records})
-        return OF_ANY_RECIPE[name](records, studies)._replace(studies=asked)
+        plot = OF_ANY_RECIPE[name](records, studies)
+        return plot._replace(origin={"Study": asked, **plot.origin})
     of_networks = bundled(records)
     if not of_networks:
         raise StoreError(
@@ -64,15 +105,12 @@ def plot_of(name: str, records: Records, studies: Studies, reference: bool = Fal
     return OF_PAPER[name](of_networks, studies, reference=reference)._replace(reference=reference)
 
 
-def draw(name: str, records: Records, studies: Studies, path: Path, reference: bool = False) -> Plot:
-    """Draw a figure as PDF, PNG or SVG, by the ending of the path; `reference` adds published values."""
+def draw(plot: Plot, path: Path, *, captioned: bool = True) -> None:
+    """Draw a figure as PDF, PNG or SVG, by the ending of the path."""
     from initmem.plots import matplotlib as renderer
 
-    renderer.check(path)
-    plot = plot_of(name, records, studies, reference)
-    figure, _ = renderer.draw(plot)
+    figure, _ = renderer.draw(plot, captioned=captioned)
     renderer.save(figure, path)
-    return plot
 
 
 # -- what they share --------------------------------------------------------------------------------------
@@ -87,7 +125,7 @@ def _plot(
     """Panels, a legend that names every line once, where the numbers come from, and what is missing."""
     lines = lines or study.every
     usual = {
-        **grids.origin(study.selection, lines),
+        "origin": grids.origin(study.selection, lines),
         "legend": [grids.legend(lines)],
         "missing": grids.missing(lines),
         "notes": study.notes,
@@ -202,7 +240,7 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
             )
         )
     values = [y for panel in maps for row in panel.rows for y in row.known()]
-    limits = (min(values), max(values)) if values else (0.0, 100.0)
+    limits = _color_limits(values)
     maps = [panel._replace(limits=limits) for panel in maps]
     full = [panel for panel in maps if panel.has_runs()]
     empty = [panel for panel in maps if not panel.has_runs()]
@@ -215,6 +253,16 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
         published=["spreads in parentheses"] if published else (),
         legend=(),
     )
+
+
+def _color_limits(values: Sequence[float]) -> tuple[float, float]:
+    """From the least to the largest percentage, at least ten points: noise should not look like an effect."""
+    if not values:
+        return 0.0, 100.0
+    low, high = min(values), max(values)
+    margin = max(0.0, (10.0 - (high - low)) / 2)
+    top = min(high + margin, 100.0)
+    return max(0.0, min(low - margin, top - 10.0)), top
 
 
 def plot_interpolation(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
@@ -269,7 +317,8 @@ def plot_sweep(records: Records, studies: Studies, *, reference: bool = False) -
     for (b, _), lines in study.panels.items():
         profiles = _profiles(lines, "test_accuracy")
         tests.append(Panel(f"b = {b}", SIGMA, "test accuracy (%)", profiles, top=100))
-        spreads = _spreads("figure 4", f"b = {b}", lines, reference=reference)
+        there = [line for line in lines if reference or line.records]
+        spreads = _spreads("figure 4", f"b = {b}", there, reference=reference)
         ordered = sorted(spreads.rows, key=lambda row: (row.value is None, row.value or 0.0))
         below.append(spreads._replace(rows=ordered))
     by_rate: dict[Any, list[Line]] = {}  # a row of the legend per learning rate; others below
@@ -340,56 +389,52 @@ def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) 
     grid = grids.main_grid(records, studies)
     with_l2, (_, rate, l2) = grids.penalized(records, studies, grid.selection)
     decayed = optimizer_style("sgd")._replace(marker="X", dash=":", hollow=True)
-    batches, every = grid.selection.batch_sizes(grids.BATCHES), grid.batches
-    of = {(line.label, b): line for (b, _), lines in grid.panels.items() for line in lines}
-    label = f"sgd η = {rate:g}, λ = {l2:g}"
-    left = {b: [of[name, b] for name in PLAIN if (name, b) in of] for b in batches}
-    for b in batches:
-        left[b].append(with_l2.line(("sgd", rate, l2, b), label, decayed))
-    right = {b: [of[name, b] for name in ADAPTIVE if (name, b) in of] for b in batches}
-    sgd_lines, adam_lines = (
-        [
-            grid.selection.line((name, b), f"{name}, b = {b}", shade)
-            for b, shade in zip(every, variants(optimizer_style(name), len(every)), strict=True)
-        ]
-        for name in grids.PAIR
-    )
-    shades = zip(every, variants(decayed, len(every)), strict=True)
-    l2_lines = [with_l2.line(("sgd", rate, l2, b), f"λ = {l2:g}, b = {b}", shade) for b, shade in shades]
-    l2_lines = [line for line in l2_lines if line.recipe.batch_size in grids.BATCHES or line.records]
-    top = [line for b in batches for line in left[b] + right[b]]
-    bottom = [*sgd_lines, *l2_lines, *adam_lines]
-    curves = {line.key: beta_curve(line.records) for line in top + bottom if line.records}
-    item = find("figure 6", of["sgd", 16].recipe, "beta") if reference else None
+    sgd = grid.selection.line(("sgd", 16), "sgd", GUIDE).recipe
+    item = find("figure 6", sgd, "beta") if reference else None
+    curves: dict[Any, BetaCurve] = {}
 
-    def slopes(lines: Sequence[Line], clock: str | None = None) -> list[Series]:
+    def panel(title: str, lines: Sequence[Line], clock: str | None = None) -> Panel:
         there = [line for line in lines if line.records]
-        return [beta_series(curves[line.key], clock).named(line.label, line.style) for line in there]
-
-    def panel(title: str, x_title: str, series: Sequence[Series], *, published: bool = False) -> Panel:
-        made = Panel(title, x_title, BETA, series, log_x=x_title != "epoch", log_y=True)
-        level = item.value if item and published else None
+        for line in there:
+            curves[line.key] = curves.get(line.key) or beta_curve(line.records)
+        series = [beta_series(curves[line.key], clock).named(line.label, line.style) for line in there]
+        x_title = CLOCK_TITLES[clock] if clock else "epoch"
+        made = Panel(title, x_title, BETA, series, log_x=clock is not None, log_y=True)
+        of_sgd = any(line.recipe.optimizer == "sgd" and not line.recipe.l2 for line in lines)
+        level = item.value if item and of_sgd else None
         return made._replace(void="batch norm was cold in all epochs", published_level=level)
 
-    rows = [
-        [
-            panel(f"b = {b}, SGD", "epoch", slopes(left[b]), published=True),
-            panel(f"b = {b}, adaptive", "epoch", slopes(right[b])),
-        ]
-        for b in batches
+    rows, top = [], []
+    for b in grid.selection.batch_sizes(grids.BATCHES):
+        of = {line.label: line for line in grid.panels[b, ""]}
+        left = [of[name] for name in PLAIN if name in of]
+        left.append(with_l2.line(("sgd", rate, l2, b), f"sgd η = {rate:g}, λ = {l2:g}", decayed))
+        right = [of[name] for name in ADAPTIVE if name in of]
+        rows.append([panel(f"b = {b}, SGD", left), panel(f"b = {b}, adaptive", right)])
+        top += left + right
+
+    def by_batch(selection: Selection, key: Key, label: str, style: Style) -> list[Line]:
+        shades = zip(grid.batches, variants(style, len(grid.batches)), strict=True)
+        return [selection.line((*key, b), f"{label}, b = {b}", shade) for b, shade in shades]
+
+    of_l2 = by_batch(with_l2, ("sgd", rate, l2), f"λ = {l2:g}", decayed)
+    of_l2 = [line for line in of_l2 if line.recipe.batch_size in grids.BATCHES or line.records]
+    of_sgd, of_adam = (by_batch(grid.selection, (name,), name, optimizer_style(name)) for name in grids.PAIR)
+    with_decay = any(line.records for line in of_l2)
+    below = [
+        panel("sgd", of_sgd, "sgd"),
+        *([panel(f"sgd, λ = {l2:g}", of_l2, "l2")] if with_decay else []),
+        panel("adam", of_adam, "adaptive"),
     ]
-    decays = slopes(l2_lines, "l2")
-    clocks = CLOCK_TITLES["sgd"] + (f"; with L2: {CLOCK_TITLES['l2']}" if decays else "")
-    of_sgd = panel("sgd", clocks, [*slopes(sgd_lines, "sgd"), *decays], published=True)
-    rows.append([of_sgd, panel("adam", CLOCK_TITLES["adaptive"], slopes(adam_lines, "adaptive"))])
+    bottom = [*of_sgd, *of_l2, *of_adam]
     return _plot(
         grid,
-        rows,
+        [*rows, below],
         top + bottom,
         legend=[grids.legend(top), grids.legend(bottom)],
         head="Slope β of validation accuracy on initialization scale, against epoch and against the clocks",
         about=[f"Lines: {SLOPE}"],
-        setting=grids.origin(grid.selection, top + bottom, grids.SWEPT)["setting"],
+        origin=grids.origin(grid.selection, top + bottom, grids.SWEPT),
         row_height=1.9,
     )
 
@@ -407,10 +452,24 @@ OF_PAPER: dict[str, Callable[..., Plot]] = {
     "8": partial(plot_pairs, "figure 8", grids.NORMS, "test_accuracy"),
 }
 NAMES = tuple(OF_PAPER)
-SCALE, MEMORY = "scale", "memory"
+
+
+def _of_memories(plot: Callable[..., Plot], records: Records, studies: Studies) -> Plot:
+    """A plot of the memories of all recipes."""
+    recipes = list(dict.fromkeys(record.run.recipe for record in records))
+    return plot(memory_table(Collection(list(records), list(studies))), recipes)
+
+
+def _in_order(plot: Callable[..., Plot], records: Records, studies: Studies) -> Plot:
+    """A plot of recipes in the order of their studies."""
+    return plot(records, order=recipes_of(studies))
+
+
 OF_ANY_RECIPE: dict[str, Callable[[Records, Studies], Plot]] = {
-    SCALE: lambda records, studies: scale_plot(records, order=recipes_of(studies)),
-    MEMORY: lambda records, studies: memory_plot(memory_table(Collection(list(records), list(studies)))),
-    "beta": lambda records, studies: beta_plot(records, order=recipes_of(studies)),
-    "clocks": lambda records, studies: clocks_plot(records, order=recipes_of(studies)),
+    "scale": partial(_in_order, scale_plot),
+    "memory": partial(_of_memories, memory_plot),
+    "tradeoff": partial(_of_memories, tradeoff_plot),
+    "beta": partial(_in_order, beta_plot),
+    "clocks": partial(_in_order, clocks_plot),
+    "layers": partial(_in_order, layers_plot),
 }

@@ -49,10 +49,8 @@ def missing(lines: Iterable[Line]) -> list[str]:
 
 
 def legend(lines: Iterable[Line]) -> list[Entry]:
-    """Every label once; without runs if none of its lines has any."""
-    lines = list(lines)
-    present = {line.label for line in lines if line.records}
-    return list({line.label: Entry(line.label, line.style, line.label in present) for line in lines}.values())
+    """Every label with runs once."""
+    return list({line.label: Entry(line.label, line.style) for line in lines if line.records}.values())
 
 
 def shared_scales(lines: Iterable[Line]) -> list[float]:
@@ -67,14 +65,14 @@ def asking(studies: Studies, recipes: Set[AnyRecipe]) -> str:
 
 
 def origin(selection: Selection, lines: Iterable[Line], shown: Sequence[str] = ()) -> dict[str, str]:
-    """The studies that asked for these lines, the machines, and what the recipes share: the `setting`, less
-    the axes of the selection or the fields that are shown."""
+    """The studies that asked for these lines, the machines, and what the recipes share, less the axes of the
+    selection or the fields that are shown."""
     lines = [line for line in lines if line.records]
     own = [line.recipe for line in lines if shown or line.key in selection.cells]
     return {
-        "studies": asking(selection.studies, {line.recipe for line in lines}) or "not known",
-        "machines": machines([record for line in lines for record in line.records]),
-        "setting": common(own, shown or selection.fields) if own else "",
+        "Study": asking(selection.studies, {line.recipe for line in lines}) or "not known",
+        "Machine": machines([record for line in lines for record in line.records]),
+        "Setting": common(own, shown or selection.fields) if own else "",
     }
 
 

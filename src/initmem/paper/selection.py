@@ -134,14 +134,13 @@ def select(
     fields: Sequence[str],
     wanted: Iterable[Key],
     *,
-    prefer: Mapping[str, Any] | None = None,
     ignore: Sequence[str] = (),
     within: Setting | None = None,
     own_rates: bool = False,
 ) -> Selection:
     """Arrange records by `fields` in the setting that covers most of `wanted`.
 
-    Ties go to the setting whose procedure is nearest to the defaults (or to `prefer`), then to more runs.
+    Ties go to the setting whose procedure is nearest to the defaults, then to more runs.
     Fields of `ignore` may differ between cells, as patience does between networks. `within` fixes the
     setting beforehand. With `own_rates` an optimizer that has no run in the setting at all is shown with
     the learning rate and L2 that it has, and a note says so.
@@ -156,7 +155,8 @@ def select(
     def rank(setting: Setting) -> tuple[int, int, int]:
         candidates = settings[setting]
         covered = goal & {one.key for one in candidates}
-        return -len(covered), _distance(setting, prefer or {}), -sum(len(one.records) for one in candidates)
+        changed = sum(name not in SIZE and DEFAULTS.get(name) != value for name, value in setting)
+        return -len(covered), changed, -sum(len(one.records) for one in candidates)
 
     chosen = within if within is not None else min(settings, key=rank, default=())
     shown, notes = settings.pop(chosen, []), []
@@ -167,10 +167,8 @@ def select(
             notes += _rate_notes(shown, adopted, fields.index("optimizer"))
             shown, taken = shown + adopted, {one.recipe for one in adopted}
             others = [one for one in others if one.recipe not in taken]
-        groups = Counter(one.key for one in shown)
-        several = [name_of(fields, key) for key, n in groups.items() if n > 1]
-        notes += [f"{name}: only the {', '.join(ignore)} with most runs" for name in several]
-        notes += _not_shown(shown, others, goal, chosen)
+        hidden = sum(len(one.records) for one in others if one.key in goal)
+        notes += [f"Not shown: {hidden} runs that differ in other fields"] if hidden else []
         lost = [record for record in records if record.status == "crashed"]
         lost = [record for record in lost if _setting_of(record.run.recipe, without) == chosen]
         notes += [f"{len(lost)} runs crashed"] if lost else []
@@ -190,17 +188,6 @@ def _setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
     """The changes of a recipe from its defaults, less the named fields."""
     changes = recipe.changes()
     return tuple(sorted((name, value) for name, value in changes.items() if name not in without))
-
-
-def _procedure(setting: Setting) -> Setting:
-    return tuple(item for item in setting if item[0] not in SIZE)
-
-
-def _distance(setting: Setting, prefer: Mapping[str, Any]) -> int:
-    """How many fields of the procedure differ from what the figure is about."""
-    changes = dict(_procedure(setting))
-    actual, goal = DEFAULTS | changes, DEFAULTS | dict(prefer)
-    return sum(actual.get(name) != goal.get(name) for name in changes.keys() | prefer.keys())
 
 
 def _with_own_rates(
@@ -225,25 +212,6 @@ def _rate_notes(shown: Sequence[_Candidate], adopted: Sequence[_Candidate], inde
         rates = ", ".join(phrase(one.recipe, name) for name in RATES if name in differing)
         names.setdefault(rates, []).append(one.key[index])
     return [f"{', '.join(dict.fromkeys(own))}: {rates}" for rates, own in names.items()]
-
-
-def _not_shown(
-    shown: Sequence[_Candidate], others: Sequence[_Candidate], goal: set[Key], chosen: Setting
-) -> list[str]:
-    """Name what a reader might look for: the same at another size, or what would fill a gap."""
-    gaps, elsewhere = goal - {one.key for one in shown}, "of other procedures"
-    runs: Counter[str] = Counter()
-    for one in others:
-        same = _procedure(one.setting) == _procedure(chosen)
-        if one.key in (goal if same else gaps):
-            runs[f"with {_difference(one, chosen)}" if same else elsewhere] += len(one.records)
-    return [f"Not shown: {runs[of]} runs {of}" for of in sorted(runs, key=lambda of: of == elsewhere)]
-
-
-def _difference(one: _Candidate, base: Setting) -> str:
-    """In which fields the setting of a candidate differs from the one that is shown."""
-    fields = {name for name, _ in set(one.setting) ^ set(base)}
-    return ", ".join(phrase(one.recipe, name) for name in one.recipe.settings() if name in fields)
 
 
 def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:

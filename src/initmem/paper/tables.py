@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
-
-import numpy as np
 
 from initmem import catalog
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.labels import phrase
 from initmem.measures.design import bundled
-from initmem.measures.scales import median_interpolation
 from initmem.paper import grids
-from initmem.paper.reference import find, memory_of, settings_of
-from initmem.paper.selection import Line, Records, Selection, Studies, name_of, select, wanted_first
-from initmem.plots.series import spread_over, value_of
+from initmem.paper.fields import (
+    BATCH,
+    MEDIAN,
+    NO_VALUES,
+    OPTIMIZER,
+    TAU_BEST,
+    TAU_INTERP,
+    Entry,
+    Field,
+    at_scales,
+    label_field,
+    lines_table,
+    mean,
+    paper_table,
+    published_field,
+    spread_field,
+    spread_fields,
+    tau_best,
+    tau_interp,
+    tenths,
+)
+from initmem.paper.reference import settings_of
+from initmem.paper.selection import Line, Records, Studies, name_of, select, wanted_first
 from initmem.plots.styles import GUIDE
 from initmem.recipe import Recipe
 from initmem.study import recipes_of
-from initmem.table import MISSING, Cell, Column, Kind, Mean, Table, Value, cell
+from initmem.table import MISSING, Cell, Column, Table, Value
 
 __all__ = ["NAMES", "make"]
 
-Entry = Value | Cell  # None: missing; "": does not apply
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
-SPREAD = "Spread: range (max - min) of the means over the scales shown, over seeds that have them all"
-NO_VALUES = "No published values for what is shown"
 
 
 def make(name: str, records: Records, studies: Studies, reference: bool = False) -> Table:
@@ -43,175 +56,6 @@ def make(name: str, records: Records, studies: Studies, reference: bool = False)
             f"table {name}: the store holds runs of user code only (initmem measure --format latex)"
         )
     return TABLES[name](of_recipes, studies, reference=reference)
-
-
-# -- what they share --------------------------------------------------------------------------------------
-
-
-class Field(NamedTuple):
-    """A column, and what it shows of a line; those of published values are shown on request."""
-
-    title: str
-    about: str
-    entry: Callable[[Line], Entry]
-    unit: str = ""
-    kind: Kind = "number"
-    published: bool = False
-
-
-def _lines_table(
-    where: str,
-    title: str,
-    parts: Sequence[Sequence[Field]],
-    study: grids.Lines,
-    *,
-    reference: bool,
-    notes: Sequence[str] = (),
-    grid: Sequence[float] = (),
-    group: int = 1,
-) -> Table:
-    """A row for every line, part by part, with notes on where the numbers come from and what is missing.
-
-    All parts have the same columns. `grid` holds the scales over which spreads are taken, if any are.
-    """
-    lines = study.every
-    parts = [[field for field in fields if reference or not field.published] for fields in parts]
-    rows = [[field.entry(line) for field in fields] for fields in parts for line in lines]
-    from_paper = [i for i, field in enumerate(parts[0]) if field.published]
-    items = [memory_of(line.recipe, where) for line in lines]
-    published = sorted({item.n_scales for item in items if item and item.n_scales})
-    scales = f"over {' or '.join(map(str, published))} scales; measured: over {len(grid)}"
-    has_published = any(row[i] for row in rows for i in from_paper)
-    origin = grids.origin(study.selection, lines)
-    facts = {
-        "Published spreads": scales if reference and grid and published else "",
-        "Study": origin["studies"],
-        "Machine": origin["machines"],
-        "Setting": origin["setting"],
-    }
-    every_note = [
-        SPREAD if grid else "",
-        *notes,
-        NO_VALUES if reference and not has_published else "",
-        *(f"{name}: {text}" for name, text in facts.items() if text),
-        *study.notes,
-    ]
-    columns = [Column(field.title, field.kind, field.about, field.unit) for field in parts[0]]
-    told = [note for note in every_note if note]
-    return paper_table(title, columns, rows, told, grids.missing(lines), group, name=where.capitalize())
-
-
-def paper_table(
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[Entry]],
-    notes: Sequence[str],
-    missing: Sequence[str],
-    group: int = 1,
-    *,
-    name: str = "",
-) -> Table:
-    """A table that says how many seeds its means are over; a mean over any other number says so itself."""
-    counts = [entry.n for row in rows for entry in row if isinstance(entry, Mean)]
-    usual = max(set(counts), key=lambda n: (counts.count(n), n)) if counts else None
-    cells = [[_cell(entry, usual) for entry in row] for row in rows]
-    seeds = []
-    if usual is not None:
-        text = f"Mean ± sample deviation over n = {usual} seeds" if usual > 1 else "One seed: no deviation"
-        seeds = [text + ("; where n differs it is given in parentheses" if len(set(counts)) > 1 else "")]
-    return Table(title, columns, cells, [*seeds, *notes], missing, name, group=group)
-
-
-def _cell(entry: Entry, usual: int | None) -> Cell:
-    if isinstance(entry, Mean):
-        return Cell(entry, str(entry) if entry.n == usual else f"{entry} ({entry.n})")
-    if entry is None or isinstance(entry, Cell):
-        return entry or Cell(None, MISSING)
-    return cell(entry, "d" if isinstance(entry, int) else "g")
-
-
-# -- entries and fields -----------------------------------------------------------------------------------
-
-
-def mean_of(values: Iterable[float | None], digits: int = 1) -> Mean | None:
-    """Mean and sample deviation of the values that are there; None without any."""
-    there = np.array([value for value in values if value is not None], dtype=float)
-    if not len(there):
-        return None
-    std = float(there.std(ddof=1)) if len(there) > 1 else None
-    return Mean(float(there.mean()), std, len(there), digits)
-
-
-def _mean(line: Line, metric: str = "test_accuracy") -> Mean | None:
-    return mean_of(map(value_of(metric), line.records))
-
-
-def _tau_best(line: Line) -> Mean | None:
-    return mean_of((record.summary.tau_best for record in line.records), digits=0)
-
-
-def _tau_interp(line: Line) -> str | None:
-    """The median interpolation epoch; one that was not reached is larger than the last epoch."""
-    if not line.records:
-        return None
-    times = median_interpolation(line.records)
-    if times.median is None:
-        return f"> {max(record.summary.epochs for record in line.records)}"
-    return f"{times.median:.0f}" + (f" ({times.n_censored} never)" if times.n_censored else "")
-
-
-def _number(value: float | None) -> Cell | None:
-    """A number that is not a mean over seeds, to one digit."""
-    return None if value is None else cell(value, ".1f")
-
-
-BATCH = Field("b", "batch size", lambda line: line.recipe.batch_size)
-OPTIMIZER = Field("optimizer", "its name", lambda line: line.recipe.optimizer, kind="text")
-TAU_INTERP = Field("τ_interp", "epoch of interpolation", _tau_interp, "epochs")
-TAU_BEST = Field("τ_best", "epoch of the selected model", _tau_best, "epochs")
-MEDIAN = "τ_interp: median, runs that never got there counted as later than their last epoch"
-
-
-def _label(title: str, about: str) -> Field:
-    return Field(title, about, lambda line: line.label, kind="text")
-
-
-def _published(
-    where: str, title: str, quantity: str, unit: str, scale: float | None = None, about: str = "published"
-) -> Field:
-    """A column of published values, such as those of "table 4"; blank where there is none."""
-
-    def entry(line: Line) -> str:
-        item = find(where, line.recipe, quantity, scale)
-        if quantity == "spread":  # a spread may also have been published for this procedure elsewhere
-            item = memory_of(line.recipe, where)
-        return "" if item is None else str(item)
-
-    return Field(title, about, entry, unit, published=True)
-
-
-def _at_scales(
-    grid: Sequence[float],
-    entry: Callable[[Line], Entry] = _mean,
-    about: str = "test accuracy at that scale",
-    unit: str = "%",
-) -> list[Field]:
-    """A column for every scale."""
-
-    def at_scale(line: Line, *, scale: float) -> Entry:
-        return entry(line.at(scale))
-
-    return [Field(f"σ = {scale:g}", about, partial(at_scale, scale=scale), unit) for scale in grid]
-
-
-def _spread(grid: Sequence[float]) -> Field:
-    about = "range over scales (max - min)"
-    return Field("spread", about, lambda line: _number(spread_over(line.records, grid)), "pp")
-
-
-def _spread_fields(where: str, grid: Sequence[float]) -> list[Field]:
-    """Test accuracy at these scales, its spread, and the published one."""
-    return [*_at_scales(grid), _spread(grid), _published(where, "spread, paper", "spread", "pp")]
 
 
 # -- table 1 ----------------------------------------------------------------------------------------------
@@ -304,13 +148,12 @@ def moments_table(
     grid = grids.main_grid(records, studies)
     scale = min(grid.selection.scales(), key=lambda scale: (abs(scale - target), scale), default=target)
     at_scale = {key: [line.at(scale) for line in lines] for key, lines in grid.panels.items()}
-    stands_in = f"σ = {scale:g} stands in for {target:g}, which the store lacks"
 
     def reached(line: Line) -> int:
         return sum(record.summary.tau_interp is not None for record in line.records)
 
     def once(metric: str, otherwise: str = "not reached") -> Callable[[Line], Entry]:
-        return lambda line: _mean(line, metric) if reached(line) or not line.records else otherwise
+        return lambda line: mean(line, metric) if reached(line) or not line.records else otherwise
 
     def interpolated(line: Line) -> str | None:
         return f"{reached(line)} of {len(line.records)}" if line.records else None
@@ -319,24 +162,24 @@ def moments_table(
         BATCH,
         OPTIMIZER,
         Field("at τ_interp", f"{VALIDATION} when interpolation is reached", once("val_accuracy_interp"), "%"),
-        Field("at τ_best", f"{VALIDATION} of the selected model", partial(_mean, metric=BEST), "%"),
-        Field("last epoch", f"{VALIDATION} at the end", partial(_mean, metric="val_accuracy_last"), "%"),
+        Field("at τ_best", f"{VALIDATION} of the selected model", partial(mean, metric=BEST), "%"),
+        Field("last epoch", f"{VALIDATION} at the end", partial(mean, metric="val_accuracy_last"), "%"),
         Field("repair gap", "at τ_best less at τ_interp", once("repair_gap", ""), "pp"),
         TAU_INTERP,
         TAU_BEST,
         Field("interpolated", "runs that reached interpolation", interpolated, "runs"),
-        Field("test", "test accuracy of the selected model", _mean, "%"),
-        _published(where, "test, paper", "test", "%", scale),
-        _published(where, "τ_interp, paper", "tau_interp", "epochs"),
-        _published(where, "τ_best, paper", "tau_best", "epochs"),
+        Field("test", "test accuracy of the selected model", mean, "%"),
+        published_field(where, "test, paper", "test", "%", scale),
+        published_field(where, "τ_interp, paper", "tau_interp", "epochs"),
+        published_field(where, "τ_best, paper", "tau_best", "epochs"),
     ]
-    return _lines_table(
+    return lines_table(
         where,
         f"Validation accuracy at three moments, initialization scale σ = {scale:g}",
         [fields],
         grid._replace(panels=at_scale),
         reference=reference,
-        notes=[*MOMENTS, stands_in] if scale != target else MOMENTS,
+        notes=MOMENTS,
     )
 
 
@@ -350,8 +193,8 @@ def sweep_table(records: Records, studies: Studies, *, reference: bool = False) 
 
     def train_accuracy(line: Line) -> Cell | None:
         here = [record for record in line.records if record.run.scale in grid]
-        train = _mean(replace(line, records=here), "train_accuracy")
-        return _number(train and train.mean)
+        train = mean(replace(line, records=here), "train_accuracy")
+        return tenths(train and train.mean)
 
     def recipe(line: Line) -> str:
         return line.label if line.recipe.optimizer == "adam" else f"sgd {line.label}"
@@ -363,10 +206,10 @@ def sweep_table(records: Records, studies: Studies, *, reference: bool = False) 
         BATCH,
         Field("recipe", "optimizer, learning rate and L2", recipe, kind="text"),
         Field("schedule", "of the learning rate", schedule, kind="text"),
-        *_spread_fields("table 4", grid),
+        *spread_fields("table 4", grid),
         Field("train", "train accuracy of the selected models", train_accuracy, "%"),
     ]
-    return _lines_table(
+    return lines_table(
         "table 4",
         "Test accuracy of SGD by learning rate η and L2 λ",
         [fields],
@@ -380,10 +223,10 @@ def sweep_table(records: Records, studies: Studies, *, reference: bool = False) 
 # -- tables 5 and 6 ---------------------------------------------------------------------------------------
 
 QUANTITIES: dict[str, tuple[Callable[[Line], Entry], str]] = {  # at every scale, and what was published of it
-    "test accuracy, %": (_mean, "spread"),
-    "train accuracy, last, %": (partial(_mean, metric="train_accuracy_last"), "train"),
-    "τ_interp, epochs": (_tau_interp, "tau_interp"),
-    "τ_best, epochs": (_tau_best, "tau_best"),
+    "test accuracy, %": (mean, "spread"),
+    "train accuracy, last, %": (partial(mean, metric="train_accuracy_last"), "train"),
+    "τ_interp, epochs": (tau_interp, "tau_interp"),
+    "τ_best, epochs": (tau_best, "tau_best"),
 }
 
 
@@ -395,18 +238,18 @@ def depth_table(records: Records, studies: Studies, *, reference: bool = False) 
 
     def fields(name: str) -> list[Field]:
         entry, published = QUANTITIES[name]
-        spread = _spread(grid)
+        spread = spread_field(grid)
         return [
             Field("quantity", "what the row shows", lambda _: name, kind="text"),
             BATCH,
             OPTIMIZER,
-            _label("network", "its name"),
-            *_at_scales(grid, entry, about="the quantity at that scale", unit=""),
+            label_field("network", "its name"),
+            *at_scales(grid, entry, about="the quantity at that scale", unit=""),
             spread if published == "spread" else spread._replace(entry=lambda _: ""),
-            _published("table 5", "paper", published, "", about=about),
+            published_field("table 5", "paper", published, "", about=about),
         ]
 
-    return _lines_table(
+    return lines_table(
         "table 5",
         "Networks of different depth",
         [fields(name) for name in QUANTITIES],
@@ -422,10 +265,10 @@ def norms_table(records: Records, studies: Studies, *, reference: bool = False) 
     """Table 6: normalization and augmentation."""
     study = grids.pairs(records, studies, grids.NORMS)
     grid = grids.shared_scales(study.every) or SCALES
-    kind = _label("normalization", "and augmentation")
-    fields = [BATCH, OPTIMIZER, kind, *_spread_fields("table 6", grid)]
+    kind = label_field("normalization", "and augmentation")
+    fields = [BATCH, OPTIMIZER, kind, *spread_fields("table 6", grid)]
     title = "Test accuracy by normalization and augmentation"
-    return _lines_table("table 6", title, [fields], study, reference=reference, grid=grid, group=2)
+    return lines_table("table 6", title, [fields], study, reference=reference, grid=grid, group=2)
 
 
 # -- table 7 ----------------------------------------------------------------------------------------------
@@ -441,21 +284,22 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
     wanted = [(*recipe, b) for recipe in BEST_RECIPES for b in BEST_BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
     standard = [key for key in wanted if key[0] == "momentum"]
-    best = select(records, studies, grids.SWEPT, standard, prefer={"augment": AUGMENT})
+    augmented = [record for record in records if record.run.recipe.get("augment") == AUGMENT]
+    best = select(augmented or records, studies, grids.SWEPT, standard)
     # A study of this name may have been changed by its user: its recipes are wanted too.
     asked = [recipe for study in studies if study.name == "best-recipe" for recipe in study.recipes]
     keys = wanted_first(wanted, [tuple(recipe.get(name) for name in grids.SWEPT) for recipe in asked])
     lines = [best.line(key, name_of(grids.SWEPT[:3], key[:3]), GUIDE) for key in keys]
     scales = best.scales()
     small, large = BEST_SCALES if not scales or set(BEST_SCALES) <= set(scales) else (scales[0], scales[-1])
-    return _lines_table(
+    return lines_table(
         "table 7",
         "The standard recipe and Adam",
         [_best_fields(small, large)],
         grids.Lines(best, {(0, ""): lines}, best.notes),
         reference=reference,
         notes=[
-            *_best_deviations(best, small, large),
+            *([] if augmented else ["These runs were trained without augmentation, the paper's with it"]),
             "a / b: at the smaller and at the larger scale",
             "|Δ|: difference of the two means; over two scales it is the spread",
             "τ_interp: median; τ_best: mean",
@@ -466,15 +310,15 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
 def _best_fields(small: float, large: float) -> list[Field]:
     def at(scale: float) -> list[Field]:
         about = "test accuracy at that scale"
-        published = _published("table 7", f"paper, σ = {scale:g}", "test", "%", scale)
-        return [Field(f"test, σ = {scale:g}", about, lambda line: _mean(line.at(scale)), "%"), published]
+        published = published_field("table 7", f"paper, σ = {scale:g}", "test", "%", scale)
+        return [Field(f"test, σ = {scale:g}", about, lambda line: mean(line.at(scale)), "%"), published]
 
     def difference(line: Line) -> Entry:
-        first, second = _mean(line.at(small)), _mean(line.at(large))
-        return _number(abs(first.mean - second.mean)) if first and second else None
+        first, second = mean(line.at(small)), mean(line.at(large))
+        return tenths(abs(first.mean - second.mean)) if first and second else None
 
     def selected(line: Line) -> str | None:
-        epoch = _tau_best(line)
+        epoch = tau_best(line)
         return None if epoch is None else f"{epoch.mean:.0f}"
 
     def both(line: Line, text: Callable[[Line], str | None]) -> Entry:
@@ -482,27 +326,15 @@ def _best_fields(small: float, large: float) -> list[Field]:
         return f"{first or MISSING} / {second or MISSING}" if first or second else None
 
     return [
-        _label("recipe", "optimizer, learning rate and L2"),
+        label_field("recipe", "optimizer, learning rate and L2"),
         BATCH,
         *at(small),
         *at(large),
         Field("|Δ|", "difference between the two scales", difference, "pp"),
-        _published("table 7", "|Δ|, paper", "gap", "pp"),
-        TAU_INTERP._replace(entry=partial(both, text=_tau_interp)),
+        published_field("table 7", "|Δ|, paper", "gap", "pp"),
+        TAU_INTERP._replace(entry=partial(both, text=tau_interp)),
         TAU_BEST._replace(entry=partial(both, text=selected)),
     ]
-
-
-def _best_deviations(best: Selection, small: float, large: float) -> list[str]:
-    """Where the table is of other scales or of another augmentation than the paper's."""
-    notes = []
-    if (small, large) != BEST_SCALES:
-        notes.append(f"σ = {small:g} and {large:g} stand in for 0.1 and 2.5, which the store lacks")
-    augment = dict(best.setting).get("augment", "none")
-    if best.cells and augment != AUGMENT:
-        shown = "without augmentation" if augment == "none" else f"with {augment}"
-        notes.append(f"These runs were trained {shown}; the paper's of this table with flips and crops")
-    return notes
 
 
 TABLES: dict[str, Callable[..., Table]] = {

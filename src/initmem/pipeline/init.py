@@ -260,13 +260,13 @@ class Init:
             model: of torch or Keras, or a pytree of JAX.
             draw: `own` keeps the model's own initialization and multiplies its kernels by the scale;
                 `fan-in` draws kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2).
-            kernels: which parameters are kernels, where the usual rule does not know them: module types,
+            kernels: which parameters are kernels, where no rule covers them: module types,
                 patterns of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
                 `draw="fan-in"` needs the fan-in of kernels in layers that are not known: `{"W_*": 784}`.
             bias_std: deviation of drawn biases; the recipe's (0.2) unless given.
 
-        Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
-        warning names them; a kernel that cannot be set is an error.
+        Norm layers and frozen parameters keep their values. So do parameters without a rule, which a warning
+        names. A kernel that cannot be set is an error.
         """
         table = self.describe(model, draw=draw, kernels=kernels, bias_std=bias_std)
         stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]

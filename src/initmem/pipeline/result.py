@@ -14,8 +14,7 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed, first_of
-from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.design import curve_metrics, default_metric, metric_reason, own_metrics
+from initmem.measures.design import default_metric, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.provenance import TITLE, applied, applied_tables
 from initmem.measures.scales import scale_means
@@ -37,7 +36,8 @@ class Result:
     """The runs of one pipeline in a store, and their measures. `initmem.run` returns it; print it.
 
     Where a grid was trained, `memories(metric)` has one memory per recipe, and `select(lr=0.1)` takes some of
-    the recipes. `frame` has a row per run, `history` a row per run and epoch.
+    the recipes. `frame` has a row per run, `history` a row per run and epoch. Other
+    measures and plots take its records: `initmem.measure(result.records, "beta")`.
 
     Args:
         store: where the records are.
@@ -119,27 +119,6 @@ class Result:
             rows += [{"recipe": label, "metric": chosen} | at._asdict() for at in means]
         return _frame(rows)
 
-    def beta(self, metric: str | None = None) -> BetaCurve:
-        """The slope of a metric on the scale at every epoch: of validation accuracy, else of the loss."""
-        return beta_curve(self._of_one_recipe(), self._curve_metric(metric))
-
-    def half_lives(self, metric: str | None = None) -> list[HalfLife]:
-        """How long |beta| stays above half of its largest value, in epochs and on the clock of its family."""
-        return half_lives(self._of_one_recipe(), self._curve_metric(metric))
-
-    def _curve_metric(self, metric: str | None) -> str:
-        columns = {name for record in self.records for name in record.history}
-        if metric is None:
-            if not (names := curve_metrics(self.records)):
-                raise ConfigError("no metric was recorded epoch by epoch (tracker.end_epoch records them)")
-            return names[0]
-        name = metric if metric in columns else metric_name(metric)
-        if name not in columns:
-            raise ConfigError(
-                f"metric = {metric!r}: not recorded epoch by epoch ({allowed(sorted(columns))})"
-            )
-        return name
-
     def clocks(self) -> dict[str, float]:
         """The clocks at the selected epoch, means over runs; one that was not measured is not there."""
         values = {name: [record.metric(f"clock_{name}") for record in self.records] for name in CLOCKS}
@@ -172,16 +151,6 @@ class Result:
         design: dict[str, Any] = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
         design |= {"intervention": run.level} if run.intervention else {}
         return {"run": run.id} | settings | design | {"status": record.status}
-
-    def figure(self, path: str | Path, metric: str | None = None) -> Path:
-        """Draw a `metric` against the scale, to the .png, .pdf or .svg file `path`."""
-        from initmem.plots.builders import scale_plot
-        from initmem.plots.matplotlib import check, draw, save
-
-        check(Path(path))
-        figure, _ = draw(scale_plot(self.records, self._metric(metric)))
-        save(figure, Path(path))
-        return Path(path)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report of the whole store to `path`: one HTML page that opens offline."""

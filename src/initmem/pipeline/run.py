@@ -98,8 +98,8 @@ def run(
         seeds: five unless given: 0 to 4.
         store: directory of the records; `runs/NAME` unless given.
         workers: worker processes, each with one torch thread; one per core unless given.
-        engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
-            wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training
+        engine: `local` (worker processes), `inline` (one run after the other in this process, for a
+            debugger), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training
             code that cannot be sent to another process is run inline in place of local, with a message.
         gpus: give each of so many worker processes a GPU of its own: CUDA_VISIBLE_DEVICES is set before
             anything is loaded. Only with the engine `local`.
@@ -110,7 +110,7 @@ def run(
             functions of your own by name (`{"none": None, "half@5": halve}`). `NAME` is called as
             `function(model)` by `init.apply`, `NAME@EPOCH` as `function(model, optimizer)` by
             `tracker.intervene(model, optimizer)`, which `train` calls at the start of every epoch.
-        name: what the pipeline is called, in the store too; the name of the function unless given. Together
+        name: name of the pipeline, also in the store; the name of the function unless given. Together
             with the recipe, the scale and the seed it makes the id of a run.
         recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9,
             0.99]}`. They are part of the id and the label of a run; `init.recipe["dropout"]` hands them to
@@ -121,7 +121,7 @@ def run(
         split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`;
             `train` has to call `tracker.attach` before training.
         keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
-            message that says what changed. Crashed runs of other code are always tried again.
+            message that names what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
         retry_crashed: train all crashed runs again.
         watch: files that count as a part of the code, next to those in the present folder that it opens.

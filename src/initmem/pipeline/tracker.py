@@ -165,7 +165,7 @@ class Tracker:
 
         A run has diverged if its validation loss is not finite after an update (without one: the metrics that
         stand in for it), or the norm of its weights. Its history ends before this epoch, and
-        `tracker.diverged` tells you that there is no point in continuing. Any other metric that is not finite
+        `tracker.diverged` is true, so that training can stop. Any other metric that is not finite
         is missing in this epoch.
         """
         row = checked_metrics(metrics)

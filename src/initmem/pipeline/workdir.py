@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -36,8 +36,7 @@ MOST_CHECKED = 5000  # files behind links that are checked for changes
 MOST_NAMED = 10  # files in a record
 CACHES = ("__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wandb")  # or logs
 CHOICES = ("own", "shared")
-
-Stamps = dict[str, tuple[int, int]]  # size and time of the last change of files, by path
+CHANGED, REMOVED = "shared_files_changed", "files_removed"  # in a record: behind links, and in copies
 
 
 def project_of(workdir: str) -> Path | None:
@@ -62,14 +61,15 @@ def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
             workdir.remove()
         else:
             workdir.keep()
-            error.provenance = {"workdir": str(workdir.path)} | workdir.changes()  # type: ignore[attr-defined]
+            changed = {CHANGED: names} if (names := workdir.changes().get(CHANGED)) else {}
+            error.provenance = {"workdir": str(workdir.path)} | changed  # type: ignore[attr-defined]
         raise
     workdir.remove()
 
 
 def changes_in(workdir: Workdir | None) -> dict[str, list[str]]:
     """For the record of a completed run: shared files that changed, and its own, which are removed."""
-    return {} if workdir is None else workdir.changes() | workdir.written()
+    return {} if workdir is None else workdir.changes()
 
 
 class Workdir:
@@ -90,7 +90,7 @@ class Workdir:
         except BaseException:
             self.remove()
             raise
-        self._copies, self._originals = self._stamps_of_copies(), self._stamps_behind_links()
+        self._before = self._stamps()
 
     @property
     def path(self) -> Path:
@@ -107,12 +107,10 @@ class Workdir:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def changes(self) -> dict[str, list[str]]:
-        """Files behind links that have changed since the directory was made."""
-        return _named("shared_files_changed", self._originals, self._stamps_behind_links())
-
-    def written(self) -> dict[str, list[str]]:
-        """Files in the directory itself that the run has written."""
-        return _named("files_removed", self._copies, self._stamps_of_copies())
+        """Files behind links that have changed since the directory was made, and its own that are new."""
+        changed = {what for what, _ in self._before.items() ^ self._stamps().items()}
+        by_kind = {kind: sorted(name for one, name in changed if one == kind) for kind in (CHANGED, REMOVED)}
+        return {kind: names[:MOST_NAMED] for kind, names in by_kind.items() if names}
 
     def _mirror(self, source: Path, target: Path) -> None:
         """Files before folders, so that what is near the top is copied if not everything can be."""
@@ -158,11 +156,17 @@ class Workdir:
                     if not (copy / entry.name).is_symlink() and not (copy / entry.name).exists():
                         (copy / entry.name).symlink_to(entry.path)
 
-    def _stamps_behind_links(self) -> Stamps:
-        return _stamps(self.project, islice(chain.from_iterable(map(_files, self._links)), MOST_CHECKED))
-
-    def _stamps_of_copies(self) -> Stamps:
-        return _stamps(self.path, (path for path in _files(self.path) if not path.is_symlink()))
+    def _stamps(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Size and time of the last change of files, by kind and name."""
+        linked = islice(chain.from_iterable(map(_files, self._links)), MOST_CHECKED)
+        files = [(CHANGED, self.project, path) for path in linked]
+        files += [(REMOVED, self.path, path) for path in _files(self.path) if not path.is_symlink()]
+        stamps = {}
+        for kind, root, path in files:
+            with suppress(OSError):  # it went meanwhile
+                status = path.stat()
+                stamps[kind, os.path.relpath(path, root)] = (status.st_size, status.st_mtime_ns)
+        return stamps
 
 
 @contextmanager
@@ -178,20 +182,6 @@ def working_in(workdir: Workdir | None) -> Iterator[None]:
             yield
     finally:
         sys.path[:] = search
-
-
-def _named(key: str, before: Stamps, now: Stamps) -> dict[str, list[str]]:
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return {key: names[:MOST_NAMED]} if names else {}
-
-
-def _stamps(root: Path, paths: Iterable[Path]) -> Stamps:
-    stamps = {}
-    for path in paths:
-        with suppress(OSError):  # it went meanwhile
-            status = path.stat()
-            stamps[os.path.relpath(path, root)] = (status.st_size, status.st_mtime_ns)
-    return stamps
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -12,7 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
 from initmem.intervention import Level, level_text
-from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Panel, Series, Style, numbered, numbers
+from initmem.plots.model import (
+    SYMBOLS,
+    Heatmap,
+    Interval,
+    Intervals,
+    Panel,
+    Series,
+    Style,
+    numbered,
+    numbers,
+)
 
 FAINT, INK = "#8A8A8A", "#404040"
 MANY = 12  # points beyond which only some carry a marker
@@ -134,9 +144,9 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     style = line_options(series.style)
     if series.low and series.style.dash == "none":
         axes.vlines(series.x, series.low, series.high, color=series.style.color, linewidth=1.0)
-    elif series.low:
-        high = [min(value, panel.ceiling or math.inf) for value in series.high]
+    elif series.low and panel.with_bands:
         faint = min(0.16, 0.6 / len(panel.series))  # many bands on each other hide the lines
+        high = [min(value, panel.ceiling or math.inf) for value in series.high]
         axes.fill_between(series.x, series.low, high, color=series.style.color, alpha=faint, linewidth=0)
         for i in series.isolated():  # without a neighbor there is nothing to fill
             axes.vlines(series.x[i], series.low[i], high[i], color=series.style.color, alpha=0.3, linewidth=3)
@@ -204,7 +214,8 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
             axes.plot([row.low, row.high], [i, i], color=color, linewidth=1.4)
         else:
             axes.plot([0.0, row.value], [i, i], color=color, linewidth=1.0, alpha=0.6)
-        axes.plot(row.value, i, row.style.marker, color=color, markersize=4.5, clip_on=False)
+        inside = "white" if row.style.hollow else color
+        axes.plot(row.value, i, row.style.marker, color=color, mfc=inside, markersize=4.5, clip_on=False)
     if row.reference is not None:
         sign = "<" if row.relation in ("<", "<=") else "D"
         axes.plot(row.reference, i, sign, color="none", mec="black", mew=0.9, ms=6, clip_on=False)
@@ -226,7 +237,8 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
     axes.tick_params(length=0)
     x = panel.rows[0].x
     ticks = _ticks(x)
-    axes.set_xticks(ticks, [level_text(x[i]) for i in ticks])
+    named: Options = {"rotation": 60, "ha": "right"} if isinstance(x[0], str) else {}
+    axes.set_xticks(ticks, [level_text(x[i]) for i in ticks], **named)
     axes.set_xlabel(panel.x_title)
     for i, j in np.ndindex(len(panel.rows), len(x)):
         value = panel.rows[i].y[j]

@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from initmem.clocks import FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
+from initmem.labels import labels, phrase
 from initmem.measures.beta import beta_curve
-from initmem.measures.design import check_metric, default_metric, labelled, plain
-from initmem.measures.elasticity import FEWEST, ClockFit, Observed, clock_fits, observed
+from initmem.measures.design import Row, by_recipe, check_metric, default_metric, labelled, plain
+from initmem.measures.elasticity import FEWEST, ClockFit, Observed, clock_fits, layer_rows, observed
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory
+from initmem.measures.statistics import ALPHA
+from initmem.measures.tradeoff import tradeoffs
 from initmem.metric import metric_of
-from initmem.plots.model import SIGMA, Entry, Interval, Intervals, Panel, Plot, Series, Style
-from initmem.plots.series import MEAN, MEDIAN, SLOPE, beta_series, interpolation_series, profile_series
-from initmem.plots.styles import GREEN, GREY, GUIDE, VERMILLION, in_order, recipe_styles
+from initmem.plots.model import (
+    SIGMA,
+    Entry,
+    Heatmap,
+    Interval,
+    Intervals,
+    Panel,
+    Plot,
+    Series,
+    Style,
+    Text,
+    numbers,
+)
+from initmem.plots.series import (
+    MEAN,
+    MEDIAN,
+    SLOPE,
+    UNSTYLED,
+    beta_series,
+    interpolation_series,
+    profile_series,
+)
+from initmem.plots.styles import GUIDE, in_order, optimizer_style, recipe_styles
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
@@ -34,16 +58,41 @@ PANEL_TITLES = {
     "train_accuracy": "Train accuracy of the same model",
     "norm_best": "Kernel norm of the selected model",
 }
-VERDICT_COLORS = {"remembers": VERMILLION, "forgets": GREEN}  # no verdict: gray
+FACETS = ("dataset", "model", "optimizer", "batch_size", "width", "learning_rate", "l2")
+MOST_LINES, MOST_BANDS = 8, 3  # in a panel
 
 
-def _styled(
-    records: Sequence[RunRecord], order: Sequence[AnyRecipe]
-) -> list[tuple[str, Style, list[RunRecord]]]:
-    """Label, style and records of every recipe: in the given order, then as they come."""
-    groups = labelled(records, order)
-    styles = recipe_styles([group[0].run.recipe for group in groups.values()])
-    return [(label, style, plain(g)) for (label, g), style in zip(groups.items(), styles, strict=True)]
+class _Line(NamedTuple):
+    """A recipe of a plot."""
+
+    label: str
+    style: Style
+    records: list[RunRecord]
+
+
+def _facets(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> dict[str, list[_Line]]:
+    """The recipes by the panel in which they are drawn: in the given order, then as they come.
+
+    More than eight are divided by the first field of `FACETS` in which they differ. A label then names what
+    differs within a panel, and means the same style in all of them.
+    """
+    groups = by_recipe(records, order)
+    varied = [name for name in FACETS if len({recipe.get(name) for recipe in groups}) > 1]
+    parts: dict[str, dict[str, AnyRecipe]] = {}  # by title and label
+    if len(groups) <= MOST_LINES or not varied:
+        parts[""] = dict(zip(labelled(records, order), groups, strict=True))
+    else:
+        for recipe in groups:
+            parts.setdefault(phrase(recipe, varied[0]), {})[recipe.id] = recipe
+        for title, part in parts.items():
+            parts[title] = dict(zip(labels(list(part.values())), part.values(), strict=True))
+    styles: dict[str, Style] = {}
+    for part in parts.values():
+        styles = dict(zip(part, recipe_styles(list(part.values())), strict=True)) | styles
+    return {
+        title: [_Line(label, styles[label], plain(groups[recipe])) for label, recipe in part.items()]
+        for title, part in parts.items()
+    }
 
 
 def scale_plot(
@@ -61,17 +110,17 @@ def scale_plot(
     check_metric(metric, records)
     trained = train_metric(records, metric) if with_fit and metric_of(metric).held_out else None
     shown = [metric_of(name) for name in (metric, trained) if name]
-    panels = []
-    for one in shown:
-        title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
-        series = [
-            profile_series(group, one.name).named(label, style)
-            for label, style, group in _styled(records, order)
-        ]
-        panels.append(Panel(title, SIGMA, one.title, series, top=100.0 if one.is_percentage else None))
-    if len(panels) == 2 and shown[0].unit == shown[1].unit:
-        panels = _on_one_axis(panels)
-    return _in_a_row(panels, records, MEAN)
+    rows = []
+    for facet, lines in _facets(records, order).items():
+        panels = []
+        for one in shown:
+            title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
+            series = [profile_series(line.records, one.name).named(line.label, line.style) for line in lines]
+            top = 100.0 if one.is_percentage else None
+            panels.append(Panel(facet or title, SIGMA, one.title, series, top=top))
+        alike = len(panels) == 2 and shown[0].unit == shown[1].unit
+        rows.append(_on_one_axis(panels) if alike else panels)
+    return _rows_of_lines(rows, records, MEAN)
 
 
 def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
@@ -88,12 +137,11 @@ def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """The median interpolation epoch against scale, a line per recipe."""
-    series = [
-        interpolation_series(group).named(label, style) for label, style, group in _styled(records, order)
-    ]
+    lines = [line for part in _facets(records, order).values() for line in part]
+    series = [interpolation_series(line.records).named(line.label, line.style) for line in lines]
     last = float(max((record.summary.epochs for record in records), default=0))
     panel = Panel("Interpolation epoch", SIGMA, "interpolation epoch", series, ceiling=last, log_y=True)
-    return _in_a_row([panel], records, MEDIAN)
+    return _rows_of_lines([[panel]], records, MEDIAN)
 
 
 def beta_plot(
@@ -106,19 +154,27 @@ def beta_plot(
     """|beta| of a metric against epoch or against a clock, a line per recipe."""
     if clock is not None and clock not in CLOCK_TITLES:
         raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
-    series = [
-        beta_series(beta_curve(group, metric), clock).named(label, style)
-        for label, style, group in _styled(records, order)
-    ]
-    drawn = [one for one in series if np.isfinite(one.y).any()]
-    why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
-    if not drawn:
-        raise ConfigError(why)
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
-    panel = Panel(title, x_title, BETA, drawn, log_x=clock is not None, log_y=True)
-    plot = _in_a_row([panel], records, SLOPE)
-    return plot._replace(missing=[f"{one.label}: {why}" for one in series if one not in drawn])
+    panels, missing = [], []
+    for facet, lines in _facets(records, order).items():
+        curves = [(line, beta_series(beta_curve(line.records, metric), clock)) for line in lines]
+        drawn = [one.named(line.label, line.style) for line, one in curves if np.isfinite(one.y).any()]
+        missing += [f"{facet} {line.label}".strip() for line, one in curves if not np.isfinite(one.y).any()]
+        if drawn:
+            there = [
+                x for one in drawn for x, y in zip(numbers(one.x), one.y, strict=True) if not math.isnan(y)
+            ]
+            margin = 0.03 * (max(there) - min(there)) + 0.1
+            limits = (min(there) - margin, max(there) + margin) if facet and clock is None else None
+            panel = Panel(facet or title, x_title, BETA, drawn, log_x=clock is not None, log_y=True)
+            panels.append(panel._replace(x_limits=limits))
+    why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
+    if not panels:
+        raise ConfigError(why)
+    plot = _rows_of_lines([panels[i : i + 2] for i in range(0, len(panels), 2)], records, SLOPE)
+    head = title if len(panels) > 1 else ""
+    return plot._replace(missing=[f"{name}: {why}" for name in missing], head=head)
 
 
 def machines(records: Sequence[RunRecord]) -> str:
@@ -127,23 +183,90 @@ def machines(records: Sequence[RunRecord]) -> str:
     return ", ".join(filter(None, names))
 
 
-def memory_plot(rows: Sequence[Memory]) -> Plot:
+def memory_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
     """The memory of every recipe with its interval, its noise range and the tolerance."""
     metric, unit, limit = (rows[0].metric, rows[0].unit, rows[0].tolerance) if rows else ("nothing", "", None)
     x_title = f"memory{f' ({unit})' if unit else ''}"
     title = f"Initialization memory of {metric.replace('_', ' ')}"
-    panel = Intervals(title, x_title, [memory_interval(row) for row in rows], tolerance=limit)
+    styles = {recipe.id: optimizer_style(_optimizer(recipe)) for recipe in recipes}
+    bars = []
+    for row in rows:
+        open_question = row.verdict not in ("remembers", "forgets")
+        bars.append(memory_interval(row, styles[row.recipe_id]._replace(marker="o", hollow=open_question)))
     about = ["Memory: max - min over scales of the mean, with its 95% interval"]
     about += ["Gray: noise range"] * any(row.noise_range is not None for row in rows)
     about += ["Dashed: tolerance"] * (limit is not None)
+    about += ["Open circles: no verdict"] * any(bar.style.hollow for bar in bars)
+    panel = Intervals(title, x_title, bars, tolerance=limit)
     return Plot([[panel]], row_height=0.7 + 0.22 * len(rows), lettered=False, about=about)
 
 
-def memory_interval(row: Memory) -> Interval:
+def _optimizer(recipe: AnyRecipe) -> str:
+    return str(recipe.get("optimizer") or "own code").lower()  # user code may declare torch's name of it
+
+
+def memory_interval(row: Memory, style: Style = GUIDE) -> Interval:
     """A memory as one row of a panel of intervals."""
-    style = Style(VERDICT_COLORS.get(row.verdict, GREY), "o")
     values = row.memory, row.low, row.high, row.noise_range
     return Interval(row.recipe, style, *values, void="not measured yet", verdict=row.verdict)
+
+
+def tradeoff_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
+    """The memory of every recipe against its best mean over scales, a panel for every dataset."""
+    by_id = {recipe.id: recipe for recipe in recipes}
+    names = {key: _optimizer(recipe) for key, recipe in by_id.items()}
+    styles = {name: optimizer_style(name)._replace(dash="none", size=5) for name in names.values()}
+    parts, few = tradeoffs(rows, by_id)
+    panels = []
+    for one in parts:
+        series = []
+        for row, best in zip(one.memories, one.best, strict=True):
+            point = Series(row.recipe, styles[names[row.recipe_id]], [best], [row.memory or 0.0])
+            if row.low is not None and row.high is not None:
+                point = point._replace(low=[row.low], high=[row.high])
+            series.append(point._replace(n=[row.n_seeds]))
+        first = one.memories[0]
+        x_title = f"{metric_of(first.metric).title}, mean at the best scale"
+        y_title = f"memory{f' ({first.unit})' if first.unit else ''}"
+        words = Text(0.98, 0.97, f"rank correlation\n{one}")
+        top = 1.35 * max(row.high or row.memory or 0.0 for row in one.memories)  # with room for the words
+        margin = 0.08 * (max(one.best) - min(one.best)) or 1.0
+        limits = min(one.best) - margin, max(one.best) + margin
+        panel = Panel(one.data, x_title, y_title, series, x_limits=limits, y_limits=(-0.03 * top, top))
+        panels.append(panel._replace(texts=[words]))
+    shown = dict.fromkeys(names[row.recipe_id] for one in parts for row in one.memories)
+    return Plot(
+        [panels[i : i + 2] for i in range(0, len(panels), 2)],
+        [[Entry(name, styles[name]) for name in shown]],
+        head="Memory of recipes against what they reach at their best initialization scale",
+        about=[
+            "A point: a recipe, with the 95% interval of its memory",
+            "Rank correlation: Spearman's, with Fisher's 95% interval for a random sample of recipes",
+        ],
+        notes=[f"{one.data}: rank correlation {one}, {len(one.memories)} recipes" for one in parts],
+        missing=few,
+        row_height=2.8,
+        lettered=len(panels) > 1,
+    )
+
+
+def layers_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
+    """Norm elasticity of every layer, and its cosine to the initial weights; a row per kind of network."""
+    networks: dict[tuple[str, ...], list[tuple[str, list[Row]]]] = {}
+    for label, group in labelled(records, order).items():
+        if rows := layer_rows(group, ALPHA):
+            networks.setdefault(tuple(row["layer"] for row in rows), []).append((label, rows))
+    if not networks:
+        raise ConfigError("figure layers: no norms of layers were recorded (allowed: bundled networks)")
+    maps = []
+    for layers, recipes in networks.items():
+        for key, title in (("elasticity", "Norm elasticity"), ("cosine", "Cosine to the initial weights")):
+            values = [[math.nan if one[key] is None else one[key] for one in rows] for _, rows in recipes]
+            lines = [
+                Series(label, UNSTYLED, layers, y) for (label, _), y in zip(recipes, values, strict=True)
+            ]
+            maps.append([Heatmap(title, "", "1: kept, 0: forgotten", lines, limits=(0.0, 1.0))])
+    return Plot(maps, head="What layers keep of their initialization, at the selected epoch")
 
 
 def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
@@ -171,16 +294,15 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
             f"Error of the other recipes' mean: {of_mean}",
             "Dashed: fitted curve",
         ],
-        machines=machines(records),
+        origin={"Machine": machines(records)},
         row_height=2.2,
     )
 
 
 def _kind(recipe: AnyRecipe) -> str:
     """What tells recipes apart in the legend: dataset and width."""
-    size = recipe.get("train_size")
-    images = f" ({size:,} images)" if isinstance(size, int) else ""
-    return f"{recipe.get('dataset') or 'own data'}{images}, width {recipe.get('width') or 'not declared'}"
+    data = [phrase(recipe, name) for name in ("dataset", "train_size") if recipe.get(name)] or ["own data"]
+    return ", ".join([*data, f"width {recipe.get('width') or 'not declared'}"])
 
 
 def _size(recipe: AnyRecipe) -> tuple[str, list[float]]:
@@ -211,15 +333,17 @@ def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str
     )
 
 
-def _in_a_row(panels: Sequence[Panel], records: Sequence[RunRecord], about: str) -> Plot:
-    """Panels of the same recipes side by side, their legend in rows of three."""
-    entries = [Entry(one.label, one.style) for one in panels[0].series if one.x]
-    legend = [entries[i : i + 3] for i in range(0, len(entries), 3)]
+def _rows_of_lines(rows: Sequence[Sequence[Panel]], records: Sequence[RunRecord], about: str) -> Plot:
+    """Panels of lines with one legend, in rows of three."""
+    named = {one.label: one.style for row in rows for panel in row for one in panel.series if one.x}
+    entries = [Entry(label, style) for label, style in named.items()]
+    crowded = any(len(panel.series) > MOST_BANDS for row in rows for panel in row)
+    rows = [[panel._replace(with_bands=not crowded) for panel in row] for row in rows]
     return Plot(
-        [panels],
-        legend,
-        about=[f"Lines: {about}"],
-        machines=machines(records),
-        row_height=3.0,
-        lettered=False,
+        rows,
+        [entries[i : i + 3] for i in range(0, len(entries), 3)],
+        about=[f"Lines: {about}", *["Bands are left out, as there are many lines"] * crowded],
+        origin={"Machine": machines(records)},
+        row_height=3.0 if len(rows) == 1 else 2.2,
+        lettered=len(rows) > 1,
     )

@@ -54,9 +54,7 @@ PLAN: Columns = {
     "flops": Column("operations", about="floating-point operations of all its runs", form=".1e", priority=5),
     "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
     "clock_l2": Column("l2", about="L2 clock at the last epoch", form=".3g", priority=2),
-    "clock_adaptive": Column(
-        "sum of lr", about="sum of learning rates at the last epoch", form=".3g", priority=1
-    ),
+    "clock_adaptive": Column("sum of lr", about="of learning rates at the end", form=".3g", priority=1),
 }
 CLOCK_COLUMNS: Columns = {
     "recipe": RECIPE,
@@ -112,9 +110,7 @@ THEORY: Columns = {
     "paper": Column("paper", about="published D, to the nearest whole number"),
     "method": Column("method", "text", "how the network is trained"),
     "scale": Column("scale", about="initialization scale"),
-    "effective_scale": Column(
-        "effective_scale", about="scale of the flow that ends at the same point", priority=2
-    ),
+    "effective_scale": Column("effective_scale", about="scale of a flow with this end", priority=2),
     "l1_norm": Column("l1_norm", about="l1 norm of the solution", priority=3),
     "l2_norm": Column("l2_norm", about="l2 norm of the solution", priority=3),
     "place": Column("place", about="0 at the least l1 norm, 1 at the least l2 norm"),
@@ -124,15 +120,6 @@ THEORY: Columns = {
     "error": Column("error", about="standard error of that distance"),
     "ridge_norm": Column("ridge_norm", about="norm of the ridge solution"),
     "largest_z": Column("largest_z", about="largest deviation in standard errors"),
-    "recipe": RECIPE,
-    "clock": Column("clock", "text", "the clock of its family"),
-    "clock_end": Column("clock_end", about="its value at the last epoch", priority=5),
-    "beta_start": Column("beta_start", about="slope of the norm on the scale at the start"),
-    "beta_end": Column("beta_end", about="slope at the last epoch"),
-    "epochs_to_quarter": Column("epochs_to_quarter", about="epochs until a quarter is left", priority=3),
-    "clock_to_quarter": Column("clock_to_quarter", about="clock until a quarter is left", priority=4),
-    "apart_epochs": Column("apart_epochs", about="disagreement of the family against epochs", priority=1),
-    "apart_clock": Column("apart_clock", about="disagreement of the family against its clock", priority=1),
 }
 ADVICE: Columns = {  # of recipes, and of what a store recorded
     "recipe": RECIPE,

@@ -78,7 +78,7 @@ def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]])
     if series.low:
         columns |= {"low": numbers(series.low[i] for i in at), "high": numbers(series.high[i] for i in at)}
     if series.limits:
-        columns["limits"] = [limits and numbers(limits) for limits in (series.limits[i] for i in at)]
+        columns["limits"] = [numbers(series.limits[i]) for i in at]
     if any(series.n_censored):
         columns["never"] = [series.n_censored[i] for i in at]
     return {

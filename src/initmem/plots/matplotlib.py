@@ -19,7 +19,7 @@ from matplotlib.text import Text
 
 from initmem.errors import ConfigError, StoreError
 from initmem.files import write_output
-from initmem.plots.axes import FAINT, INK, draw_heatmap, draw_intervals, draw_panel, line_options, no_runs
+from initmem.plots.axes import INK, draw_heatmap, draw_intervals, draw_panel, line_options, no_runs
 from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, caption, log_limits
 from initmem.record import INTERPOLATION
 
@@ -30,37 +30,34 @@ HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch"
 STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
 
-def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
+def draw(plot: Plot, *, captioned: bool = True) -> tuple[Figure, list[Axes]]:
     """A figure of full page width with legend and caption; the axes are those of the panels, row by row.
 
-    Rows and columns of panels without any runs are named in one hatched strip below the others.
+    Rows and columns of panels without any runs are left out: the caption names what is missing.
     """
-    rows, absent = _without_empty(plot)
+    rows = _without_empty(plot)
     heights = [_height(row, plot) for row in rows]
     maps = [panel for row in rows for panel in row if isinstance(panel, Heatmap)]
     own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colors needs a row of its own
     heights += [1.05] * own_row
     legend = legend_rows(plot.legend)
     with style.context(STYLE):
-        lines = textwrap.wrap(caption(plot), CAPTION_WIDTH)
-        height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.3 * bool(absent) + 0.115 * len(lines)
+        lines = textwrap.wrap(caption(plot), CAPTION_WIDTH) if captioned else []
+        height = 0.3 + 0.4 * (not rows) + 0.16 * len(legend) + sum(heights) + 0.115 * len(lines)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         if lines:
             figure.supxlabel("\n".join(lines), x=0.012, ha="left", fontsize=CAPTION, color=INK)
         if legend:
             _draw_legend(figure, legend)
-        columns = max(map(len, rows), default=1) if maps else math.lcm(*map(len, rows))
-        # A strip in the grid of the panels would make all gaps between them as wide as the widest.
-        parts = [sum(heights)] * bool(rows) + [0.3] * bool(absent)
-        places = figure.add_gridspec(len(parts), 1, height_ratios=parts)
-        grid = places[0].subgridspec(max(1, len(heights)), columns, height_ratios=heights or None)
+        columns = max(map(len, rows)) if maps else math.lcm(*map(len, rows))
+        if not rows:
+            no_runs(figure.add_subplot())
+        grid = figure.add_gridspec(max(1, len(heights)), columns, height_ratios=heights or None)
         drawn = _draw_rows(figure, grid, rows, plot)
         _share_limits(drawn)
         if maps:
             cell = grid[len(rows), :] if own_row else grid[len(rows) - 1, len(rows[-1]) :]
             _draw_key(figure.add_subplot(cell), maps, drawn[0][0].images[0])
-        if absent:
-            no_runs(figure.add_subplot(places[-1]), f"{'; '.join(absent)}: no runs")
     _show_dollars(figure)
     return figure, [axes for axes, _ in drawn]
 
@@ -102,16 +99,12 @@ def save(figure: Figure, path: Path) -> None:
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _without_empty(plot: Plot) -> tuple[list[Sequence[AnyPanel]], list[str]]:
-    """The rows and columns that have runs, and the titles of those that have none."""
+def _without_empty(plot: Plot) -> list[Sequence[AnyPanel]]:
+    """The rows and columns that have runs."""
     full = [row for row in plot.rows if _any_runs(row)]
-    # Of a whole row "b = 128, sgd" and "b = 128, adam", what they share says enough.
-    titles = [panel.title.partition(",")[0] for row in plot.rows if not _any_runs(row) for panel in row]
     if len({len(row) for row in full}) == 1:
-        columns = list(zip(*full, strict=True))
-        titles = [panel.title for column in columns if not _any_runs(column) for panel in column] + titles
-        full = [list(row) for row in zip(*filter(_any_runs, columns), strict=True)]
-    return full, list(dict.fromkeys(titles))
+        full = [list(row) for row in zip(*filter(_any_runs, zip(*full, strict=True)), strict=True)]
+    return full
 
 
 def _any_runs(panels: Sequence[AnyPanel]) -> bool:
@@ -119,8 +112,11 @@ def _any_runs(panels: Sequence[AnyPanel]) -> bool:
 
 
 def _height(row: Sequence[AnyPanel], plot: Plot) -> float:
-    maps = [len(panel.rows) for panel in row if isinstance(panel, Heatmap)]
-    return 0.62 + 0.17 * max(maps) if maps else plot.row_height
+    maps = [panel for panel in row if isinstance(panel, Heatmap)]
+    if not maps:
+        return plot.row_height
+    named = any(isinstance(x, str) for panel in maps for x in panel.rows[0].x)  # names are written slanted
+    return 0.62 + 0.5 * named + 0.17 * max(len(panel.rows) for panel in maps)
 
 
 def _draw_rows(
@@ -175,7 +171,8 @@ def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
         elif isinstance(panel, Panel) and panel.has_values():
             if panel.x_limits is None:
                 groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
-            groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
+            if panel.y_limits is None:
+                groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
     for (side, _), group in groups.items():
         limits = [axes.get_xlim() if side == "x" else axes.get_ylim() for axes in group]
         both = min(low for low, _ in limits), max(high for _, high in limits)
@@ -187,11 +184,11 @@ def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
 
 
 def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
-    """One legend above all panels, row by row; what has no runs is named there, in gray."""
+    """One legend above all panels, row by row."""
     wide = max(map(len, rows))
     entries = [row[i] for i in range(wide) for row in rows if i < len(row)]  # matplotlib fills by column
-    box = figure.legend(
-        handles=[_sample(entry) for entry in entries],
+    figure.legend(
+        handles=[Line2D([], [], **line_options(entry.style), label=entry.label) for entry in entries],
         loc="outside upper center",
         ncols=wide,
         frameon=False,
@@ -199,15 +196,6 @@ def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
         columnspacing=1.4,
         labelspacing=0.3,
     )
-    for text, entry in zip(box.get_texts(), entries, strict=True):
-        if not entry.present:
-            text.set_color(FAINT)
-
-
-def _sample(entry: Entry) -> Line2D | Patch:
-    if not entry.present:
-        return Patch(**HATCHED, label=entry.label)
-    return Line2D([], [], **line_options(entry.style), label=entry.label)
 
 
 def legend_rows(rows: Sequence[Sequence[Entry]]) -> list[list[Entry]]:

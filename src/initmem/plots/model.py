@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from initmem.errors import first_of
 from initmem.intervention import Level, level_order, level_text
@@ -46,7 +46,7 @@ class Series(NamedTuple):
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()  # inf: beyond the last epoch
-    limits: Sequence[tuple[float, float] | None] = ()  # None from a single seed
+    limits: Sequence[tuple[float | None, float | None]] = ()  # None from a single seed
     n: Sequence[int] = ()  # runs behind each point
     n_censored: Sequence[int] = ()  # further runs without a value, or with one beyond the last epoch
     expected: Sequence[int] = ()  # runs that the studies ask for
@@ -137,6 +137,7 @@ class Panel(NamedTuple):
     published_level: float | None = None  # a published value that holds all along
     ceiling: float | None = None  # the last epoch: values beyond it are shown above
     top: float | None = None  # no value can be above, as for percentages
+    with_bands: bool = True
     log_x: bool = False
     log_y: bool = False
     void: str = "no values"  # what to say where there are runs but none has a value
@@ -202,11 +203,10 @@ def decimals_between(low: float, high: float) -> int:
 
 
 class Entry(NamedTuple):
-    """A line of the legend; `present` is False for what has no run anywhere in the plot."""
+    """A line of the legend."""
 
     label: str
     style: Style
-    present: bool = True
 
 
 class Plot(NamedTuple):
@@ -216,9 +216,7 @@ class Plot(NamedTuple):
     legend: Sequence[Sequence[Entry]] = ()  # by row
     head: str = ""
     about: Sequence[str] = ()  # what lines, bands and signs are, without a full stop
-    studies: str = ""  # with their presets
-    machines: str = ""
-    setting: str = ""  # what all recipes share
+    origin: Mapping[str, str] = {}
     missing: Sequence[str] = ()
     notes: Sequence[str] = ()
     reference: bool = False  # published values were asked for
@@ -249,6 +247,19 @@ class Plot(NamedTuple):
         maps = [row for panel in self.all_panels if isinstance(panel, Heatmap) for row in panel.intervals]
         return bars + maps
 
+    def data(self) -> list[dict[str, Any]]:
+        """The values for programs: a row per line, per row of a heat map, and per interval."""
+        rows: list[dict[str, Any]] = []
+        for panel in self.all_panels:
+            for one in panel.series if isinstance(panel, Panel) else panel.rows:
+                row: dict[str, Any] = {"panel": panel.title, "label": one.label}
+                if isinstance(one, Series):
+                    row |= {"x": one.x, "y": one.y, "low": one.low, "high": one.high, "n": one.n}
+                else:
+                    row |= {"value": one.value, "low": one.low, "high": one.high}
+                rows.append(row)
+        return rows
+
     def has_published(self) -> bool:
         """Whether any published value is shown or told."""
         marked = any(panel.published or panel.published_level is not None for panel in self.panels)
@@ -267,9 +278,7 @@ def caption(plot: Plot) -> str:
         "Open markers": "runs are missing or have no value" if partial else "",
         "Published values": "; ".join([*plot.published] or published) if plot.reference else "",
         "Published spreads": f"over {' or '.join(map(str, scales))} scales" if scales else "",
-        "Study": plot.studies,
-        "Machine": plot.machines,
-        "Setting": plot.setting,
+        **plot.origin,
     }
     told = [plot.head, *plot.about, *(f"{name}: {text}" for name, text in facts.items() if text), *plot.notes]
     told += [f"Missing: {first_of(plot.missing, NAMED)}"] if plot.missing else []

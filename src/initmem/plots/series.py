@@ -16,7 +16,7 @@ from initmem.intervention import Level
 from initmem.measures.beta import BetaCurve
 from initmem.measures.design import by_level, profile
 from initmem.measures.scales import median_interpolation
-from initmem.measures.statistics import ALPHA, mean_band, student
+from initmem.measures.statistics import ALPHA, mean_band, mean_limits
 from initmem.metric import metric_of
 from initmem.plots.model import BAND, Series, Style
 from initmem.record import RunRecord
@@ -76,7 +76,7 @@ def scale_series(
         y=[float(np.mean(sample)) if sample else math.nan for sample in samples],
         low=[bands.get(scale, (math.nan, math.nan))[0] for scale in scales],
         high=[bands.get(scale, (math.nan, math.nan))[1] for scale in scales],
-        limits=[mean_limits(sample) for sample in samples],
+        limits=[mean_limits(sample)[1:] for sample in samples],
         n=[len(sample) for sample in samples],
         n_censored=[len(groups.get(scale, ())) - len(x) for scale, x in zip(scales, samples, strict=True)],
         expected=[0] * len(scales) if expected is None else list(expected.values()),
@@ -89,15 +89,6 @@ def profile_series(
 ) -> Series:
     """A metric by scale, in the unit in which it is shown."""
     return scale_series(records, value_of(metric), expected, metric_of(metric).bounds)
-
-
-def mean_limits(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
-    """Student's 95% interval of a mean; None from a single value."""
-    n = len(values)
-    if n < 2:
-        return None
-    mean, half = float(np.mean(values)), student(n - 1) * float(np.std(values, ddof=1)) / n**0.5
-    return mean - half, mean + half
 
 
 def interpolation_series(records: Sequence[RunRecord], expected: Mapping[float, int] | None = None) -> Series:

@@ -11,15 +11,14 @@ import numpy as np
 from initmem.clocks import CLOCK_NAMES
 from initmem.intervention import Level, level_order
 from initmem.labels import labels, phrase
-from initmem.measures.memory import Memory
-from initmem.metric import metric_of, metric_title
+from initmem.metric import metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.html import thinned
 from initmem.plots.model import SIGMA, Panel, Plot, Series, Style
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import OPTIMIZERS, ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
-from initmem.report.content import Content, RecipeStats, at_level, runs_of
+from initmem.report.content import Content, RecipeStats, at_level
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
@@ -162,7 +161,7 @@ def _with_values(plots: dict[str, Plot]) -> dict[str, Plot]:
 
 MOST_LINES = 8
 # The fields that charts are split by, the most telling first; optimizers share a chart.
-SPLIT_FIRST = ("batch_size", "l2", "learning_rate", "model", "norm", "augment")
+SPLIT_FIRST = ("dataset", "batch_size", "l2", "learning_rate", "model", "norm", "augment")
 SPLIT_NEVER = ("optimizer", "data_sha256")
 
 
@@ -221,27 +220,20 @@ def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size:
     return facets
 
 
-def _split(recipes: Sequence[AnyRecipe]) -> list[tuple[str, list[AnyRecipe]]]:
+def _split(recipes: Sequence[AnyRecipe], title: str = "") -> list[tuple[str, Sequence[AnyRecipe]]]:
     """Split recipes by one more field until every chart has few enough lines; titles name the fields."""
     names = dict.fromkeys((*SPLIT_FIRST, *(name for recipe in recipes for name in recipe.settings())))
-    varying = [
-        name
-        for name in names
-        if name not in SPLIT_NEVER and len({str(recipe.get(name)) for recipe in recipes}) > 1
-    ]
+    varying = (name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1)
+    field = next((name for name in varying if name not in SPLIT_NEVER), None)
+    if len(recipes) <= MOST_LINES or field is None:
+        return [
+            (f"{title} ({i // MOST_LINES + 1})" if i else title, recipes[i : i + MOST_LINES])
+            for i in range(0, len(recipes), MOST_LINES)
+        ]
     groups: dict[str, list[AnyRecipe]] = {}
-    for n_fields in range(len(varying) + 1):
-        groups = {}
-        for recipe in recipes:
-            title = ", ".join(_title(recipe, name) for name in varying[:n_fields])
-            groups.setdefault(title, []).append(recipe)
-        if max(map(len, groups.values()), default=0) <= MOST_LINES:
-            break
-    return [
-        (f"{title} ({i // MOST_LINES + 1})" if i else title, members[i : i + MOST_LINES])
-        for title, members in groups.items()
-        for i in range(0, len(members), MOST_LINES)
-    ]
+    for recipe in recipes:
+        groups.setdefault(", ".join(filter(None, [title, _title(recipe, field)])), []).append(recipe)
+    return [chart for text, members in groups.items() for chart in _split(members, text)]
 
 
 def _title(recipe: AnyRecipe, name: str) -> str:
@@ -252,74 +244,26 @@ def _title(recipe: AnyRecipe, name: str) -> str:
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-class HeatCell(NamedTuple):
-    """One cell: every cell has its number, the color only helps the eye; None: no value."""
-
-    value: float | None
-    tip: str
-    href: str
-
-
 class HeatMap(NamedTuple):
-    """A table of colored cells, a row per label; `limits` are those of the colors."""
+    """The cosine of every layer of a recipe to its initial weights, by epoch; None: no value."""
 
     title: str
-    x_title: str
-    x: Sequence[Level]
-    limits: tuple[float, float]
-    form: str
-    rows: Sequence[tuple[str, Sequence[HeatCell]]] = ()
-
-    def text(self, value: float) -> str:
-        """A value as it stands in a cell."""
-        return format(value, self.form)
-
-
-def memory_map(content: Content) -> HeatMap | None:
-    """Memory over batch size, a row per family of recipes that differ in nothing else."""
-    families: dict[str, dict[int, Memory]] = {}
-    for name, family in content.families.items():
-        rows = {recipe.get("batch_size"): content.memories[recipe] for recipe in family}
-        families[name] = {b: row for b, row in rows.items() if row.metric == content.metric}
-    memories = [row.memory for family in families.values() for row in family.values()]
-    values = [memory for memory in memories if memory is not None]
-    if not values:
-        return None
-    metric = metric_of(content.metric)
-    title = f"Memory ({metric.unit})" if metric.unit else "Memory"
-    sizes = sorted({b for family in families.values() for b in family})
-    heat = HeatMap(title, "batch size", sizes, (min(values), max(values)), metric.form)
-
-    def cell(row: Memory | None) -> HeatCell:
-        if row is None:
-            return HeatCell(None, "no value", "")
-        tip = f"{row.recipe}: {row}, n = {row.n_scales} × {row.n_seeds}"
-        return HeatCell(row.memory, tip, runs_of(row.recipe_id))
-
-    return heat._replace(
-        rows=[(name, [cell(family.get(b)) for b in sizes]) for name, family in families.items()]
-    )
+    recipe_id: str
+    epochs: Sequence[int]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+    limits: tuple[float, float]  # of the colors; every cell has its number
 
 
 def layer_maps(content: Content) -> list[HeatMap]:
-    """The cosine to the initial weights over epoch and layer, a map per recipe that recorded it."""
+    """A map per recipe that recorded its layers, all with the same colors."""
     curves = {recipe: stats.cosines for recipe, stats in content.stats.items() if stats.cosines}
     shown = dict(list(curves.items())[:MOST_METRICS])
     values = [value for layers in shown.values() for curve in layers.values() for value in curve.values()]
     maps = []
     for recipe, layers in shown.items():
-        title = content.names[recipe]
-        epochs = sorted({epoch for curve in layers.values() for epoch in curve})
-        epochs = [epochs[i] for i in thinned(len(epochs), MOST_COLUMNS)]
-        heat = HeatMap(title, "epoch", epochs, (min(values), max(values)), ".2f")
-        rows = []
-        for name in list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]:
-            cells = []
-            for epoch in epochs:
-                cosine = layers[name].get(epoch)
-                tip = f"{title}, {name}, epoch {epoch}: "
-                tip += "no value" if cosine is None else f"cosine {cosine:.3f}"
-                cells.append(HeatCell(cosine, tip, runs_of(recipe.id)))
-            rows.append((name, cells))
-        maps.append(heat._replace(rows=rows))
+        every = sorted({epoch for curve in layers.values() for epoch in curve})
+        epochs = [every[i] for i in thinned(len(every), MOST_COLUMNS)]
+        names = list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]
+        rows = [(name, [layers[name].get(epoch) for epoch in epochs]) for name in names]
+        maps.append(HeatMap(content.names[recipe], recipe.id, epochs, rows, (min(values), max(values))))
     return maps

@@ -21,7 +21,7 @@ from initmem.intervention import Level, level_text
 from initmem.labels import common, labels
 from initmem.measures import design
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.collapse import Collapse, collapse, families
+from initmem.measures.collapse import families
 from initmem.measures.elasticity import by_epoch, kernels_of
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory, judged, measured
@@ -81,9 +81,14 @@ class RecipeStats:
         return measured(self._records, self.metric, analysis=self._analysis)
 
     @cached_property
+    def profile(self) -> design.Profile:
+        """The metric of the memory by seed and scale."""
+        return design.profile(self._trained, self.metric)
+
+    @cached_property
     def settling(self) -> Series:
         """The memory with its 95% interval from the first 2, 3, 4, 6 ... seeds."""
-        seeds = design.profile(self._trained, self.metric).seeds if self._trained else ()
+        seeds = self.profile.seeds if self._trained else ()
         rows = [
             measured([r for r in self._trained if r.run.seed in seeds[:n]], self.metric, with_fit=False)
             for n in sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
@@ -170,7 +175,6 @@ class Content:
         self.stats = {
             recipe: RecipeStats(group, analyses.get(recipe)) for recipe, group in self.groups.items()
         }
-        self._collapses: dict[tuple[RecipeStats, ...], Collapse] = {}
         if previous is not None:
             before = previous.stats
             self.stats |= {
@@ -178,8 +182,6 @@ class Content:
                 for key, new in self.stats.items()
                 if key in before and before[key].state == new.state
             }
-            current = set(self.stats.values())
-            self._collapses = {k: v for k, v in previous._collapses.items() if current.issuperset(k)}
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -197,17 +199,6 @@ class Content:
         """Recipes that differ in batch size alone, by what they share."""
         groups = families(self.groups.values())
         return {name: [records[0].run.recipe for records in members] for name, members in groups.items()}
-
-    @cached_property
-    def collapses(self) -> dict[str, Collapse]:
-        """Against which axis the batch sizes of each family agree."""
-        collapses = {}
-        for name, recipes in self.families.items():
-            key = tuple(self.stats[recipe] for recipe in recipes)
-            if key not in self._collapses:
-                self._collapses[key] = collapse([self.groups[recipe] for recipe in recipes], key[0].followed)
-            collapses[name] = self._collapses[key]
-        return collapses
 
     @cached_property
     def memories(self) -> dict[AnyRecipe, Memory]:

@@ -90,9 +90,9 @@ def _charts(plots_of: Callable[[Content], Mapping[str, Plot]]) -> Callable[[Cont
     return values_of
 
 
-def _heat(content: Content) -> dict[str, Any] | None:
-    memory, layers = charts.memory_map(content), charts.layer_maps(content)
-    return {"memory": memory, "layers": layers} if memory or layers else None
+def _layers(content: Content) -> dict[str, Any] | None:
+    layers = charts.layer_maps(content)
+    return {"layers": layers} if layers else None
 
 
 def _slopes(content: Content) -> dict[str, Any] | None:
@@ -115,7 +115,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "verdicts": ("Verdicts", tables.verdicts),
     "curves": ("Curves", _charts(charts.curves)),
     "learning": ("Learning", _charts(charts.learning)),
-    "heat": ("Heat maps", _heat),
+    "layers": ("Layers", _layers),
     "slopes": ("Forgetting", _slopes),
     "clocks": ("Clocks", clocks),
     "init": ("Model", _init),

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 from markupsafe import Markup
 
 from initmem.errors import count
 from initmem.intervention import Level, level_order
+from initmem.measures.difference import compared_ranges
 from initmem.measures.fit import Mode
 from initmem.measures.memory import Memory, Verdict
 from initmem.measures.scales import NO_EFFECT, AtScale, scale_means
@@ -22,7 +24,7 @@ from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, number
 from initmem.plots.model import decimals_between
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
-from initmem.report.content import Content, at_level, runs_of
+from initmem.report.content import Array, Content, at_level, runs_of
 from initmem.store.faults import crash_lines, crashed_alike
 from initmem.store.results import study_status
 from initmem.study import Run
@@ -55,12 +57,15 @@ def verdicts(content: Content) -> dict[str, Any]:
     tolerances = {f"{row.tolerance:g} {row.unit}".strip() for row in rows if row.tolerance is not None}
     return {
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
+        "unfitted": unfitted(content),
+        "differences": differences(content),
         "failures": crash_lines(content.survey.records),
         "reached": by_recipe,
         "scales": sorted({level for row in by_recipe for level in row.by_scale}, key=level_order),
         "table": replace(table, id="memory", style="stack"),
         "statistics": replace(memory_table(rows, STATISTICS, links), id="statistics"),
         "remarks": remarks(content),
+        "words": filter_words(content),
         "signs": {verdict: glyph(verdict) for verdict in VERBS},
         "modes": {row.mode for row in rows},
         "metrics": names,
@@ -98,24 +103,40 @@ def _subject(n: int, total: int) -> str:
 
 def _modes(rows: Sequence[Memory]) -> str:
     """How many memories have each mode."""
-    counts = Counter(row.mode for row in rows)
+    counts = Counter(row.mode for row in rows if row.mode)
     modes: tuple[Mode, ...] = get_args(Mode)
-    shown = [f"{counts[mode]} {mode}" if len(rows) > 1 else mode for mode in modes if counts[mode]]
+    shown = [f"{counts[mode]} {mode}" if counts.total() > 1 else mode for mode in modes if counts[mode]]
     return f" ({', '.join(shown)})" if shown else ""
 
 
+def unfitted(content: Content) -> str:
+    """In how many cells training was too short to fit the training data; empty: in none of them."""
+    series = [stats.interpolation for stats in content.stats.values()]
+    cells = sum(len(one.y) for one in series)
+    never = cells - sum(len(one.known()) for one in series)
+    where = f"{never} of {count(cells, 'cell')} of the grid"
+    return f"In {where}, most runs never fitted the training data (99.5% train accuracy)." if never else ""
+
+
 def remarks(content: Content) -> list[tuple[str, str]]:
-    """What to know next to the numbers, and about which recipes; what holds for all is stated once."""
+    """What to know next to the numbers, and about which recipes; what holds for several is stated once."""
     done = {record.id for record in content.survey.records}
     to_come = Counter(run.recipe for run_id, run in content.requested.items() if run_id not in done)
+    lines = {
+        row.recipe: _remarks(content.groups[recipe], row, to_come[recipe])
+        for recipe, row in content.memories.items()
+    }
     recipes: dict[str, list[str]] = {}
-    for recipe, row in content.memories.items():
-        if lines := _remarks(content.groups[recipe], row, to_come[recipe]):
-            recipes.setdefault("; ".join(lines), []).append(row.recipe)
-    n = len(content.memories)
-    return [
-        ("All recipes" if len(names) == n > 1 else ", ".join(names), text) for text, names in recipes.items()
+    for name, every in lines.items():
+        for line in every:
+            recipes.setdefault(line, []).append(name)
+    shared = [
+        ("All recipes" if len(names) == len(lines) else ", ".join(names), text)
+        for text, names in recipes.items()
+        if len(names) > 1
     ]
+    own = {name: [line for line in every if len(recipes[line]) == 1] for name, every in lines.items()}
+    return [*shared, *((name, "; ".join(rest)) for name, rest in own.items() if rest)]
 
 
 def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[str]:
@@ -129,6 +150,34 @@ def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[st
         len(hardware(records)) > 1 and "mixed hardware",
     ]
     return [*(line for line in lines if line), *row.notes]
+
+
+def differences(content: Content) -> dict[str, str]:
+    """The difference of two memories with its interval, in words, by the ids of both recipes, for all pairs
+    with the same metric, scales and seeds."""
+    groups: dict[tuple[Any, ...], list[tuple[AnyRecipe, Array]]] = {}
+    for recipe, row in content.memories.items():
+        if row.n_seeds > 1 and row.n_scales > 1:
+            one = content.stats[recipe].profile
+            groups.setdefault((row.metric, row.unit, one.scales, one.seeds), []).append((recipe, one.values))
+    words = {}
+    for (metric, unit, scales, seeds), members in groups.items():
+        first, second = np.triu_indices(len(members), 1)
+        values, form = np.stack([values for _, values in members]), metric_of(metric).form
+        ranges = compared_ranges(values[first], values[second])
+        design = f"{len(scales)} × {len(seeds)}"
+        for i, j, *ends in zip(first, second, ranges.difference, ranges.low, ranges.high, strict=True):
+            size, low, high = (f"{end:{form}}".replace("-", "−") for end in ends)
+            text = f"{size}{' points' * (unit == 'pp')} (95% interval {low} to {high}, n = {design})"
+            words[f"{members[i][0].id} {members[j][0].id}"] = text
+    return words
+
+
+def filter_words(content: Content) -> list[str]:
+    """What to choose recipes by: verdicts, and the optimizers, datasets and networks between them."""
+    verdicts = {row.verdict for row in content.memories.values()}
+    names = [{recipe.get(field) for recipe in content.stats} for field in ("optimizer", "dataset", "model")]
+    return sorted({str(name) for group in (verdicts, *names) if len(group) > 1 for name in group})
 
 
 def hardware(records: Iterable[RunRecord]) -> Counter[tuple[str, str]]:
@@ -277,7 +326,7 @@ def kind_of(run: Run) -> str:
 
 
 def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
-    """The runs of one recipe for the table of runs: columns, and a list of values each."""
+    """The runs of one recipe for the table of runs: columns, a list of values each, and all its settings."""
     numbered = {values: i for i, values in enumerate(environments(content.survey.records), start=1)}
     metric = content.stats[recipe].metric
     own = [] if metric == "test_accuracy" else [metric]
@@ -298,4 +347,6 @@ def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
         row += [origin.get("attempts"), ", ".join(causes), numbered[_environment(record)]]
         row += [origin.get("pack"), origin.get("seconds"), *numbers(map(record.metric, own))]
         rows.append(row)
-    return {"columns": [*RUN_COLUMNS, *(name.replace("_", " ") for name in own)], "rows": rows}
+    settings = ", ".join(f"{name} = {value}" for name, value in recipe.settings().items())
+    columns = [*RUN_COLUMNS, *(name.replace("_", " ") for name in own)]
+    return {"columns": columns, "rows": rows, "settings": settings}

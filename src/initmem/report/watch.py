@@ -15,17 +15,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
-from initmem.engines.packs import cost
-from initmem.errors import InitmemError, duration
+from initmem.engines.progress import Spent, seconds_left
+from initmem.errors import duration
 from initmem.intervention import level_order
 from initmem.measures.design import preferred
 from initmem.metric import metric_of
 from initmem.plots.html import course, numbers
 from initmem.recipe import AnyRecipe
-from initmem.report.content import Array, Content
+from initmem.report.content import Content
 from initmem.report.page import SECTIONS, Section, fragment, section
 from initmem.report.tables import describe, run_rows
 from initmem.store.claims import EXPIRY, LiveRun
@@ -181,7 +180,7 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     epochs_done += sum(min(len(one.rows), lengths[run_id] - 1) for run_id, one in training.items())
     workers = {(one.claim.host, one.claim.pid) for one in alive.values() if one.claim is not None}
     recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
-    left = seconds_left(content, training, alive)
+    left = time_left(content, training, alive)
 
     def rank(run_id: str) -> tuple[Any, ...]:
         run = requested[run_id]
@@ -210,57 +209,33 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     }
 
 
-# -- time left ----------------------------------------------------------------------------------------------
-
-
-def seconds_left(content: Content, training: LiveRuns, alive: LiveRuns) -> float | None:
-    """The time until all runs are done; None while no worker runs, or times or lengths are unknown.
+def time_left(content: Content, training: LiveRuns, alive: LiveRuns) -> float | None:
+    """The estimate that `initmem run` shows too, from records and from the rows of the runs in training.
 
     The seconds of a run are its share of the pack's seconds, so they add up to the time of one worker.
     """
-    per_epoch = _seconds_per_epoch(content, training)
+    spent: defaultdict[AnyRecipe, Spent] = defaultdict(Spent)
+    for record in content.survey.records:
+        origin, recipe = record.provenance, record.run.recipe
+        if record.status != "crashed" and "seconds" in origin:
+            seconds = origin["seconds"] / (origin.get("pack") or 1)
+            spent[recipe] = spent[recipe].plus(seconds, record.summary.epochs)
+    for run_id, one in training.items():
+        recipe = content.requested[run_id].recipe
+        spent[recipe] = spent[recipe].plus(sum(row.get("seconds", 0.0) for row in one.rows), len(one.rows))
     done = {record.id for record in content.survey.records}
-    left: dict[str, float] = {}
+    left: dict[str, int | None] = {}
     for run_id, run in content.requested.items():
-        epochs = content.epochs(run.recipe)
         if run_id not in done:
-            if not per_epoch or epochs is None:  # no epoch yet, or user code none of whose runs has finished
-                return None
-            epochs_done = len(training[run_id].rows) if run_id in training else 0
-            left[run_id] = per_epoch[run.recipe] * max(0, epochs - epochs_done)
-    own: defaultdict[tuple[str, int], float] = defaultdict(float)  # what each worker has begun
+            epochs = content.epochs(run.recipe)
+            rows = len(training[run_id].rows) if run_id in training else 0
+            left[run_id] = None if epochs is None else max(0, epochs - rows)
+    packs: defaultdict[tuple[str, int], list[str]] = defaultdict(list)  # what each worker has begun
     for run_id, one in alive.items():
         if one.claim is not None:
-            own[one.claim.host, one.claim.pid] += left[run_id]
-    # All workers share the work, but each finishes its own pack alone.
-    return max(sum(left.values()) / len(own), *own.values()) if own else None
-
-
-def _seconds_per_epoch(content: Content, training: LiveRuns) -> dict[AnyRecipe, float]:
-    """Seconds of one worker per epoch. A recipe that has not started is estimated by its relative cost."""
-    totals: defaultdict[AnyRecipe, Array] = defaultdict(lambda: np.zeros(2))  # seconds, epochs
-    for record in content.survey.records:
-        origin = record.provenance
-        if record.status != "crashed" and "seconds" in origin:
-            totals[record.run.recipe] += origin["seconds"] / (origin.get("pack") or 1), record.summary.epochs
-    for run_id, live_run in training.items():
-        seconds = sum(row.get("seconds", 0.0) for row in live_run.rows)
-        totals[content.requested[run_id].recipe] += seconds, len(live_run.rows)
-    measured = {recipe: float(seconds / epochs) for recipe, (seconds, epochs) in totals.items() if epochs}
-    if not measured:
-        return {}
-    costs = {recipe: _relative_cost(recipe) for recipe in content.names}
-    unit = sum(measured.values()) / sum(costs[recipe] for recipe in measured)
-    return {recipe: measured.get(recipe, unit * cost) for recipe, cost in costs.items()}
-
-
-def _relative_cost(recipe: AnyRecipe) -> float:
-    """The relative cost of one epoch; 1 where it is unknown (user code, or data that is not here)."""
-    try:
-        network = recipe.network
-        return cost(network) / network.epochs
-    except InitmemError:
-        return 1.0
+            packs[one.claim.host, one.claim.pid].append(run_id)
+    recipes = {run_id: run.recipe for run_id, run in content.requested.items()}
+    return seconds_left(left, recipes, spent, packs.values())
 
 
 # -- runs in training -------------------------------------------------------------------------------------

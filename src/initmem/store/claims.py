@@ -107,11 +107,10 @@ class Claims:
         return [run for run in mine if run not in done]
 
     def heartbeat(self, runs: Sequence[Run]) -> None:
-        """Renew the claims."""
-        with explained(self.paths.root):
-            for run in runs:
-                with contextlib.suppress(FileNotFoundError):
-                    os.utime(self.paths.claim(run.id))
+        """Renew claims, as far as they are still there."""
+        for run in runs:
+            with contextlib.suppress(OSError):  # the worker itself meets a bad disk soon enough
+                os.utime(self.paths.claim(run.id))
 
     @contextlib.contextmanager
     def kept_alive(self, runs: Sequence[Run]) -> Iterator[None]:
@@ -120,8 +119,7 @@ class Claims:
 
         def beat() -> None:
             while not done.wait(EXPIRY / 6):
-                with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
-                    self.heartbeat(list(runs))  # the caller may add to them and take away
+                self.heartbeat(runs)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -142,10 +140,6 @@ class Claims:
             for run in runs:
                 if self.owns(run):
                     self.paths.claim(run.id).unlink(missing_ok=True)
-
-    def ids(self) -> list[str]:
-        """Ids of the runs that are claimed now."""
-        return [run_id for run_id in self.paths.run_ids() if is_there(self.paths.claim(run_id))]
 
     def watched(self, run_id: str, last_epoch: int | None) -> tuple[Claim | None, float]:
         """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen.

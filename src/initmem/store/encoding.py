@@ -15,21 +15,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, TypeAlias
 
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from initmem.errors import ConfigError, Damaged, StoreError
-from initmem.record import LARGEST_VALUE, SCHEMA, STATUSES, Arrays, History, RunRecord, Stored, Summary
+from initmem.record import LARGEST_VALUE, SCHEMA, Arrays, History, RunRecord, Status, Stored, Summary
 from initmem.study import Run, Study
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-FIELDS = frozenset({"schema", "id", "run", "status", "summary", "provenance", "error", "finals"})
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 _START = b'{"sha256":"%s","record":'
 _HISTORY = b',"history":'
@@ -109,23 +106,15 @@ def split(data: bytes) -> Encoded:
 def join(head: Mapping[str, Any], history: Callable[[], History], arrays: Callable[[], Arrays]) -> RunRecord:
     """Rebuild a record from its head and functions that read the rest when it is first used."""
     try:
-        if head["schema"] != SCHEMA:
-            raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
-        if unknown := head.keys() - FIELDS:
-            raise StoreError(f"record with the unknown field {min(unknown)!r} (of a newer version?)")
-        if head["status"] not in STATUSES:
-            raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
-        if not isinstance(head["error"], str | None):
-            raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
-        _PROVENANCE.validate_python(head["provenance"])  # what it returns has its keys in another order
+        checked = _HEAD.validate_python(head)
         record = RunRecord(
-            run=Run.from_json(head["run"]),
-            status=head["status"],
-            summary=_summary(head["summary"]),
+            run=Run.from_json(checked["run"]),
+            status=checked["status"],
+            summary=_summary(checked["summary"]),
             history=Stored(history),
-            provenance=head["provenance"],
-            error=head["error"],
-            finals=_FINALS.validate_python(head.get("finals", {})),
+            provenance=head["provenance"],  # the checked one has its keys in another order
+            error=checked["error"],
+            finals=checked.get("finals", {}),
             arrays=Stored(arrays),
         )
     except ConfigError as error:
@@ -133,11 +122,12 @@ def join(head: Mapping[str, Any], history: Callable[[], History], arrays: Callab
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise StoreError(f"record with {where} = {first['input']!r} ({first['msg']})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        value = "" if first["type"] == "missing" else f" = {first['input']!r}"
+        raise StoreError(f"record with {where}{value} ({first['msg']})") from None
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise StoreError(f"not a record ({error!r})") from None
-    if record.id != head.get("id"):
-        raise StoreError(f"record of run {record.id} under the id {head.get('id')!r}")
+    if record.id != checked["id"]:
+        raise StoreError(f"record of run {record.id} under the id {checked['id']!r}")
     return record
 
 
@@ -160,16 +150,31 @@ class Provenance(TypedDict, total=False):
     shared_files_changed: list[str]
 
 
-_PROVENANCE = TypeAdapter(Provenance)
 Value: TypeAlias = Annotated[float, Field(ge=-LARGEST_VALUE, le=LARGEST_VALUE)]
 Number: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)] | Value
-_SUMMARY = TypeAdapter(dict[str, Number | None], config=STRICT)
-_FINALS = TypeAdapter(dict[str, Number], config=STRICT)
+
+
+class Head(TypedDict):
+    """A record without its history and arrays. A field that is not known here is of a newer version."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # type: ignore[misc]
+
+    schema: Annotated[int, Field(ge=SCHEMA, le=SCHEMA)]
+    id: str
+    run: dict[str, Any]
+    status: Status
+    summary: dict[str, Number | None]
+    provenance: Provenance
+    error: str | None
+    finals: NotRequired[dict[str, Number]]
+
+
+_HEAD = TypeAdapter(Head)
 
 
 def _summary(content: Mapping[str, Any]) -> Summary:
-    """A summary whose values are numbers, and whose epochs are epochs of the run."""
-    summary = Summary(**_SUMMARY.validate_python(content))  # type: ignore[arg-type]
+    """A summary whose epochs are epochs of the run."""
+    summary = Summary(**content)
     epochs = (summary.epochs, summary.tau_best or 0, summary.tau_interp or 0)
     if not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
         raise StoreError(f"record with impossible epochs ({content})")

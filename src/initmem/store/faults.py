@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from initmem.errors import FullDisk, StoreError
+from initmem.errors import FullDisk
 from initmem.files import explained, opened, readable, retried
 from initmem.record import RunRecord
 from initmem.store.paths import Paths
@@ -84,13 +84,6 @@ class FaultLog:
             traceback = retried(hang.read_bytes).decode(errors="replace")
         self._add(run, Fault("timeout" if traceback else "lost worker", session, pack, detail=traceback))
         hang.unlink(missing_ok=True)
-
-    def note_full_disk(self, runs: Sequence[Run]) -> None:
-        """Write down that the disk is full, in the space that the live history gives back."""
-        for run in runs:
-            with contextlib.suppress(OSError, StoreError):
-                self.paths.history(run.id).unlink(missing_ok=True)
-                self.note([run], "full disk")
 
     @contextlib.contextmanager
     def time_limit(self, seconds: float | None, runs: Sequence[Run]) -> Iterator[Callable[[], None]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,24 +26,6 @@ from initmem.study import Run, Study
 T = TypeVar("T")
 FORMAT = 1
 Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
-
-
-@dataclass(slots=True)
-class Scan:
-    """All records of a store, by run id in a fixed order."""
-
-    entries: dict[str, tuple[Stamp, RunRecord]] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)  # they fail their checksum
-    unreadable: list[str] = field(default_factory=list)  # may be intact: a newer version, a disk error
-
-    def records(self) -> list[RunRecord]:
-        """All records that can be read."""
-        return [record for _, record in self.entries.values()]
-
-    def problems(self) -> list[str]:
-        """What is wrong with each record that cannot be read."""
-        remedy = "initmem run moves it aside and trains its run again"
-        return [*(f"{line}; {remedy}" for line in self.damaged.values()), *self.unreadable]
 
 
 class Store:
@@ -119,23 +100,28 @@ class Store:
 
     def records(self) -> list[RunRecord]:
         """All records, in a fixed order. Damaged ones are left out; `survey` names them."""
-        return self.scan().records()
+        return self.survey()[0]
 
-    def survey(self) -> tuple[list[RunRecord], list[str]]:
+    def survey(self, *, verify: bool = False) -> tuple[list[RunRecord], list[str]]:
         """All records, and what is wrong with each that cannot be read.
 
-        A file that has not changed since this `Store` read it is not read again; `verify` reads them all.
+        A file that has not changed since this `Store` last read it is read only to `verify` it.
         """
-        scan = self.scan()
-        return scan.records(), scan.problems()
+        damaged, unreadable = self._scan(verify=verify)
+        remedy = "initmem run moves it aside and trains its run again"
+        problems = [*(f"{line}; {remedy}" for line in damaged.values()), *unreadable]
+        return [record for _, record in self._entries.values()], problems
 
     def verify(self) -> list[str]:
         """Check every record against its checksum, changed or not; what is wrong with each bad one."""
-        return self.scan(verify=True).problems()
+        return self.survey(verify=True)[1]
 
-    def scan(self, *, verify: bool = False) -> Scan:
-        """All records. A file that has not changed since it was last read is read only to `verify` it."""
-        scan = Scan()
+    def _scan(self, *, verify: bool = False) -> tuple[dict[str, str], list[str]]:
+        """Read what is new; what is wrong with records by run id that fail their checksum, and with others
+        that may be intact: of a newer version, or on a bad disk."""
+        entries: dict[str, tuple[Stamp, RunRecord]] = {}
+        damaged: dict[str, str] = {}
+        unreadable: list[str] = []
         for run_id in self.paths.run_ids():
             path = self.paths.record(run_id)
             try:
@@ -144,15 +130,15 @@ class Store:
                     stamp, entry = (status.st_size, status.st_mtime_ns), self._entries.get(run_id)
                     if verify or entry is None or entry[0] != stamp:
                         entry = (stamp, self._head(run_id, retried(path.read_bytes)))
-                scan.entries[run_id] = entry
+                entries[run_id] = entry
             except FileNotFoundError:
                 continue  # not done yet, or moved aside by another process a moment ago
             except Damaged as error:
-                scan.damaged[run_id] = str(error)
+                damaged[run_id] = str(error)
             except StoreError as error:
-                scan.unreadable.append(str(error))
-        self._entries = scan.entries
-        return scan
+                unreadable.append(str(error))
+        self._entries = entries
+        return damaged, unreadable
 
     def _head(self, run_id: str, data: bytes) -> RunRecord:
         """A record whose history and arrays are read when they are first used."""
@@ -237,13 +223,13 @@ class Store:
         A file that cannot be read for another reason (a newer version, an error of the disk, a file of
         another user) may be intact: then this is a `StoreError`, and nothing is moved.
         """
-        scan = self.scan()
-        if scan.unreadable:
-            more = f" (and {len(scan.unreadable) - 1} more)" if len(scan.unreadable) > 1 else ""
-            raise StoreError(f"{scan.unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
+        damaged, unreadable = self._scan()
+        if unreadable:
+            more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
+            raise StoreError(f"{unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
         moved = []
         with explained(self.path):
-            for run_id, problem in scan.damaged.items():
+            for run_id, problem in damaged.items():
                 path = self.paths.record(run_id)
                 if _is_damaged(path):  # still: another process may have trained its run again
                     moved.append(f"{problem}; moved to {self.paths.move_aside(path, run_id)}")
@@ -264,11 +250,11 @@ class Store:
 
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now, by workers alive or dead."""
-        return self.claims.ids()
+        return [run_id for run_id in self.paths.run_ids() if files.is_there(self.paths.claim(run_id))]
 
     def training(self) -> list[str]:
         """Ids of the runs that are being trained now: claimed by a worker whose heartbeat goes on."""
-        return [run_id for run_id in self.claims.ids() if self._worker(run_id)[1] < EXPIRY]
+        return [run_id for run_id in self.in_flight() if self._worker(run_id)[1] < EXPIRY]
 
     def live_run(self, run_id: str) -> LiveRun:
         """How far a claimed run is, and how old the last heartbeat of its worker is."""

@@ -212,7 +212,6 @@ def descend(
     *,
     decay: ArrayLike = 0.0,
     every: int = 1,
-    watch: Callable[[int, Factors], None] | None = None,
 ) -> Factors:
     """Make `steps` updates; record the factors at the start, every `every` updates and at the end.
 
@@ -220,7 +219,6 @@ def descend(
     `rates` is one learning rate, or one per step, (step,). `decay`, a number or one per trajectory, (...), is
     coupled: it adds decay W_j to the gradient of layer j, so that plain gradient descent multiplies W_j by
     (1 - rate decay). A trajectory that diverges does not affect the others.
-    `watch(k, factors)` is called before every update k, which then changes the factors.
     """
     from initmem.train.optimizers import optimizer_for
 
@@ -232,8 +230,6 @@ def descend(
     k, kept = -1, [tuple(factor.copy() for factor in factors)]
     with np.errstate(all="ignore"):
         for k, loss in zip(range(steps), losses, strict=False):
-            if watch is not None:
-                watch(k, factors)
             gradients = layer_gradients(factors, loss(product(factors)))
             pulled = (h + shrink[..., None, None] * w for h, w in zip(gradients, factors, strict=True))
             chosen.step(_tensors(pulled), float(schedule[k]), k + 1)

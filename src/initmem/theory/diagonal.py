@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from initmem.errors import InitmemError
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
-from initmem.plots.styles import BLUE, GREEN, PURPLE, VERMILLION
+from initmem.plots.styles import OPTIMIZERS, SEQUENCE, shades
 from initmem.theory import Array, require
 
 FIT = 1e-9  # how closely a flow has to fit y, relative to its largest entry
@@ -242,10 +242,10 @@ def rows(reached: Diagonal) -> list[dict[str, object]]:
 # Two methods often end at one point: the first of each pair is hollow and holds the second.
 CLOSED_FORM = Style("0.75", "", "-", width=4.0)
 METHOD_STYLES = {
-    "flow": Style(BLUE, "o", "none", hollow=True, size=10),
-    "decay": Style(VERMILLION, "s", "none", hollow=True, size=9),
-    "sgd": Style(GREEN, "D", "none", size=4.5),
-    "sgd with label noise": Style(PURPLE, "^", "none", size=5.5),
+    "flow": Style(SEQUENCE[0], "o", "none", hollow=True, size=10),
+    "decay": Style(SEQUENCE[2], "s", "none", hollow=True, size=9),
+    "sgd": Style(OPTIMIZERS["sgd"].color, "D", "none", size=4.5),
+    "sgd with label noise": Style(shades(OPTIMIZERS["sgd"].color, 2)[0], "^", "none", size=5.5),
 }
 
 
@@ -267,14 +267,14 @@ def plot(reached: Diagonal) -> Plot:
             guides=[Series("closed form", CLOSED_FORM, scales[shown].tolist(), closed[shown].tolist())],
             levels=(0, 1),
             log_x=True,
-            y_ticks={0: "least $\\ell_1$", 0.5: "half-way", 1: "least $\\ell_2$"},
+            y_ticks={0: "least ℓ₁", 0.5: "half-way", 1: "least ℓ₂"},
             texts=texts,
         )
 
     words = [Text(0.45, 0.6, "remembered"), Text(0.97, 0.1, "forgotten")]
     initial, remaining = [o.scales for o in reached.outcomes], [o.mean_effective for o in reached.outcomes]
-    left = panel("scale of initialization $\\alpha$", initial, 6e-4, words)
-    right = panel("scale that is left, geometric mean of $\\sqrt{u_i v_i}$", remaining, 0.0)
+    left = panel("scale of initialization α", initial, 6e-4, words)
+    right = panel("remaining scale, geometric mean of √(u v)", remaining, 0.0)
     methods = [Entry(o.method, METHOD_STYLES[o.method]) for o in reached.outcomes]
     entries = [Entry("closed form", CLOSED_FORM), *methods]
     return Plot([[left, right]], [entries], row_height=3.0, lettered=False)

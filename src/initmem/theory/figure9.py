@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
-from initmem.plots.styles import BLUE, PURPLE, VERMILLION
+from initmem.plots.styles import SEQUENCE
 from initmem.theory import Array
 
 START = (1.0, 6.0)
@@ -127,11 +127,12 @@ def _thin(panel: str, eta: float, order: str, points: Points, keep: int = 600) -
 
 
 # The shapes of the end points carry the difference between the rates without any color.
-_STYLES = dict(
-    zip(RATES, (Style(BLUE, "o", "none", size=7), Style(VERMILLION, "^", "none", size=7)), strict=True)
-)
+_STYLES = {
+    RATES[0]: Style(SEQUENCE[0], "o", "none", size=7),
+    RATES[1]: Style(SEQUENCE[2], "^", "none", size=7),
+}
 _MINIMA = Style("#595959", width=1.0)
-_LEAST_NORM = Style(PURPLE, "*", "none", size=13)
+_LEAST_NORM = Style(SEQUENCE[4], "*", "none", size=13)
 _START = Style("#000000", "s", "none", size=5)
 
 
@@ -140,9 +141,9 @@ def plot(trajectories: Sequence[Trajectory]) -> Plot:
     panels = [_panel(title, [one for one in trajectories if one.panel == p]) for p, title in TITLES.items()]
     hollow = Entry("hollow, in (d): cyclic", Style("#595959", "o", "none", hollow=True, size=6))
     entries = [
-        Entry("minima $ab = 1$", _MINIMA),
+        Entry("minima ab = 1", _MINIMA),
         Entry("least norm", _LEAST_NORM),
-        *(Entry(rf"$\eta = {eta:g}$", style) for eta, style in _STYLES.items()),
+        *(Entry(f"η = {eta:g}", style) for eta, style in _STYLES.items()),
         Entry("start", _START),
         hollow,
     ]
@@ -154,14 +155,14 @@ def _panel(title: str, trajectories: list[Trajectory]) -> Panel:
     first = trajectories[0]
     several = len(trajectories) > len(RATES)
     text = "\n".join(_describe(one, several) for one in trajectories)
-    start_text = f"start: $D = {START[0] ** 2 - START[1] ** 2:g}$"
+    start_text = f"start: D = {START[0] ** 2 - START[1] ** 2:g}"
     return Panel(
         title=f"{title}: {int(first.steps[-1]):,} steps",
-        x_title="$a$",
-        y_title="$b$",
+        x_title="a",
+        y_title="b",
         series=[drawn for one in trajectories for drawn in _drawn(one, hollow=one.order != first.order)],
         guides=[
-            Series("minima $ab = 1$", _MINIMA, a.tolist(), (1 / a).tolist()),
+            Series("minima ab = 1", _MINIMA, a.tolist(), (1 / a).tolist()),
             Series("", _MINIMA, (-a).tolist(), (-1 / a).tolist()),
             Series("least norm", _LEAST_NORM, [1, -1], [1, -1]),
             Series("start", _START, [START[0]], [START[1]]),
@@ -180,7 +181,7 @@ def _drawn(one: Trajectory, *, hollow: bool) -> list[Series]:
     path = Style(end.color, dots, "-", size=4, width=0.9)
     return [
         Series("", path, one.a.tolist(), one.b.tolist()),
-        Series(rf"$\eta = {one.eta:g}$", end, [float(one.a[-1])], [float(one.b[-1])]),
+        Series(f"η = {one.eta:g}", end, [float(one.a[-1])], [float(one.b[-1])]),
     ]
 
 
@@ -189,5 +190,5 @@ def _describe(one: Trajectory, name_order: bool) -> str:
     size = abs(one.imbalance)
     final = f"D = {one.imbalance:.3g}"
     if size < 0.1:
-        final = rf"|D| < 10^{{{math.floor(math.log10(max(size, 1e-13))) + 1}}}"
-    return rf"{one.order + ', ' if name_order else ''}$\eta = {one.eta:g}$:  ${final}$"
+        final = f"|D| < 1e{math.floor(math.log10(max(size, 1e-13))) + 1}"
+    return f"{one.order + ', ' if name_order else ''}η = {one.eta:g}:  {final}"

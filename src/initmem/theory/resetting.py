@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style
-from initmem.plots.styles import COLORS, MARKERS
+from initmem.plots.styles import ORDERED
 from initmem.theory import Array
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -140,11 +140,11 @@ def plot(means: Resetting) -> Plot:
     """Coefficients against the rate of resetting, and their distance from ridge in standard errors."""
     penalties = np.geomspace(0.008, 3.8, 80)
     paths = np.stack([ridge(means.x, means.y, p) for p in penalties]).T  # (feature, penalty)
-    points = [Style(COLORS[i], MARKERS[i], "none", size=5) for i in range(len(paths))]
+    points = [style._replace(dash="none", size=5) for style in ORDERED[: len(paths)]]
     low, high = means.mean - 2 * means.error, means.mean + 2 * means.error
     left = Panel(
         title="",
-        x_title="rate of resetting $r$ = ridge penalty",
+        x_title="rate of resetting r = ridge coefficient",
         y_title="coefficient",
         series=[
             Series("", style, means.rates.tolist(), *(v[:, i].tolist() for v in (means.mean, low, high)))
@@ -162,7 +162,7 @@ def plot(means: Resetting) -> Plot:
     right = Panel(
         title="",
         x_title=left.x_title,
-        y_title="(mean $-$ ridge) / standard error",
+        y_title="(mean − ridge) / standard error",
         series=[Series("", s, shifted[i].tolist(), means.z[:, i].tolist()) for i, s in enumerate(points)],
         log_x=True,
         levels=(0,),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from initmem.errors import ConfigError, allowed
 from initmem.plots.model import Plot
-from initmem.theory import diagonal, fading, figure9, propositions, resetting
+from initmem.theory import diagonal, figure9, propositions, resetting
 
 Rows = list[dict[str, Any]]
 
@@ -44,16 +44,10 @@ PARTS = {
         diagonal.plot,
     ),
     "resetting": Part(
-        "Resetting at rate r: the distance of the stationary mean to ridge with penalty r",
+        "Resetting at rate r: the distance of the stationary mean to ridge regression with coefficient r",
         resetting.compute,
         resetting.rows,
         resetting.plot,
-    ),
-    "linear": Part(
-        "The study `linear`: the slope of the norm on the scale, against epochs and against its clock",
-        fading.families,
-        fading.rows,
-        fading.plot,
     ),
 }
 

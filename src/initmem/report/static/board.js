@@ -84,7 +84,7 @@
   const bar = html("div", { class: "picks", role: "status", hidden: "" });
   document.body.append(dialog, bar);
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-  dialog.addEventListener("close", () => location.hash.startsWith("#run:") && history.replaceState(null, "", location.pathname));
+  dialog.addEventListener("close", () => location.hash.startsWith("#run:") && history.replaceState(null, "", location.pathname + location.search));
 
   function button(text, kind, act) {
     const made = html("button", { type: "button", class: kind }, [text]);

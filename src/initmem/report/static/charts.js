@@ -341,18 +341,17 @@ const initmem = (() => {
     image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
   }
 
-  // Buttons below a chart; what they save is asked for when they are used.
+  // A menu next to a chart's title; what it saves is asked for when it is used.
   function files(host, name, specOf, rowsOf) {
-    const button = (text, act) => {
-      const made = html("button", { type: "button", class: "quiet", title: `download this chart as ${text}` }, [text]);
-      made.onclick = act;
-      return made;
+    const menu = html("select", { class: "quiet", "aria-label": "Save this chart" }, ["Save", "PNG", "SVG", "CSV"].map((text) => html("option", {}, [text])));
+    menu.onchange = () => {
+      const kind = menu.value;
+      if (kind === "CSV") save(`${name()}.csv`, "text/csv", csv(rowsOf()));
+      else if (kind === "SVG") save(`${name()}.svg`, "image/svg+xml", picture(host, specOf()));
+      else png(`${name()}.png`, picture(host, specOf()));
+      menu.selectedIndex = 0;
     };
-    return html("div", { class: "tools" }, [
-      button("PNG", () => png(`${name()}.png`, picture(host, specOf()))),
-      button("SVG", () => save(`${name()}.svg`, "image/svg+xml", picture(host, specOf()))),
-      button("CSV", () => save(`${name()}.csv`, "text/csv", csv(rowsOf()))),
-    ]);
+    return menu;
   }
 
   function sample(style) {

@@ -5,19 +5,26 @@
   const PAGE = 100; // rows of the table of runs at a time
 
   // -- sets of charts -----------------------------------------------------------------------------------
-  // What the reader chose is kept by section, so that a section can be replaced while a study runs.
-  const chosen = {};
+  // What the reader chose is kept by section, so that a section can be replaced while a study runs, and in the
+  // address, so that a link leads to the same charts.
+  const chosen = {}, address = new URLSearchParams(location.search);
+
+  function remember(key, value) {
+    value ? address.set(key, value) : address.delete(key);
+    history.replaceState(null, "", `${location.pathname}${address.size ? `?${address}` : ""}${location.hash}`);
+  }
 
   function chartSet(root, part) {
     const data = JSON.parse(root.querySelector("script.data").textContent);
-    const state = (chosen[part] ||= { key: data.choices[0].key, off: new Set() });
+    const state = (chosen[part] ||= { key: address.get(part) ?? data.choices[0].key, y: address.get(`${part}-y`) ?? "", off: new Set() });
     if (!data.choices.some((choice) => choice.key === state.key)) state.key = data.choices[0].key;
     let hosts = [], drawn = new Set(), specs = [];
     const redraw = () => {
       specs = specsOf(data, state);
       hosts.forEach((place, i) => {
-        place.draw = () => initmem.draw(place, specs[i]);
-        place.closest("figure").hidden = !specs[i].lines.length && filter.length > 0;
+        const spec = specs[i];
+        place.draw = () => initmem.draw(place, spec);
+        place.closest("figure").hidden = !spec.lines.length && (filter.length > 0 || pair !== null);
         if (drawn.has(place)) place.draw();
       });
       const values = root.querySelector(".values");
@@ -35,9 +42,17 @@
       redraw();
       whenSeen(hosts, drawn);
     };
-    choices(root, data, state, part, choose);
+    const titles = data.choices.map((choice) => [choice.key, choice.title]);
+    segments(root.querySelector(".choices"), part, titles, state.key, (key) => {
+      state.key = key;
+      choose();
+    });
+    segments(root.querySelector(".axes"), `${part}-y`, [["", "y as it fits"], ["zero", "from 0"], ["log", "log"]], state.y, (kind) => {
+      state.y = kind;
+      redraw();
+    });
     choose();
-    root.redraw = redraw;
+    Object.assign(root, { redraw, choose });
     root.querySelector(".values").ontoggle = (event) => event.target.open && fill(event.target, data, state);
   }
 
@@ -50,32 +65,44 @@
     return place;
   }
 
-  const choiceOf = (data, state) => data.choices.find((choice) => choice.key === state.key);
+  // What is drawn now. Two recipes that are compared share one chart, where every recipe has one line.
+  function choiceOf(data, state) {
+    const choice = data.choices.find((one) => one.key === state.key), series = choice.panels.flatMap((panel) => panel.series);
+    if (!pair || new Set(series.map((one) => one.recipe)).size < series.length) return choice;
+    const both = pair.map((recipe) => series.find((one) => one.recipe === recipe)).filter(Boolean);
+    const clash = both.length > 1 && both[0].style === both[1].style;
+    return { ...choice, panels: [{ title: "", series: both.map((one, i) => ({ ...one, label: one.name, style: clash ? i : one.style })) }] };
+  }
 
-  function choices(root, data, state, part, choose) {
-    const box = root.querySelector(".choices");
-    for (const choice of data.choices) {
-      const input = html("input", { type: "radio", name: `choice-${part}`, value: choice.key });
-      input.checked = choice.key === state.key;
+  function segments(box, name, options, current, choose) {
+    for (const [value, title] of options) {
+      const input = html("input", { type: "radio", name: `choice-${name}`, value });
+      input.checked = value === current;
       input.onchange = () => {
-        state.key = choice.key;
-        choose();
+        remember(name, value);
+        choose(value);
       };
-      box.append(html("label", {}, [input, html("span", {}, [choice.title])]));
+      box.append(html("label", {}, [input, html("span", {}, [title])]));
     }
-    box.hidden = data.choices.length < 2;
+    box.hidden = options.length < 2;
   }
 
   // One line per chart: the titles name the lines, and there is no legend to hide them by.
   const isApart = (panels) => panels.length > 1 && panels.every((panel) => panel.series.length < 2);
 
+  // One legend for all charts, or one below each of them where the lines are too many to look different.
   function legend(root, data, state, hosts, redraw) {
     const { panels } = choiceOf(data, state);
-    const names = new Map(panels.flatMap((panel) => panel.series.map((one) => [one.label, one.style])));
-    const place = root.querySelector(".legend");
-    place.replaceChildren();
-    place.hidden = isApart(panels);
-    for (const [label, style] of names) {
+    const labels = (series) => new Map(series.map((one) => [one.label, one.style]));
+    const every = labels(panels.flatMap((panel) => panel.series)), place = root.querySelector(".legend");
+    const apart = every.size > 8;
+    place.hidden = isApart(panels) || apart;
+    place.replaceChildren(...keys(every, state, hosts, redraw));
+    if (apart) hosts.forEach((host, i) => host.after(html("div", { class: "legend" }, keys(labels(panels[i].series), state, [host], redraw))));
+  }
+
+  function keys(labels, state, hosts, redraw) {
+    return [...labels].map(([label, style]) => {
       const button = html("button", { type: "button", "aria-pressed": String(!state.off.has(label)), title: "show or hide" }, [
         initmem.sample(style),
         html("span", { class: "name" }, [label]),
@@ -87,8 +114,8 @@
       };
       button.onpointerenter = () => hosts.forEach((place) => initmem.dim(place, label));
       button.onpointerleave = () => hosts.forEach((place) => initmem.dim(place, null));
-      place.append(button);
-    }
+      return button;
+    });
   }
 
   // Draw what comes into view, and again when its width changes.
@@ -120,8 +147,8 @@
     const hidden = (one) => !matches(one.recipe) || (!isApart(choice.panels) && state.off.has(one.label));
     const lines = choice.panels.map((panel) => panel.series.filter((one) => !hidden(one)).map((one) => lineOf(data, choice, one)));
     const points = lines.flat().flatMap((line) => line.points);
-    const ylog = choice.ylog || (choice.ceiling && wide(points));
-    const heights = ylog ? points.map((p) => p.y) : withBands(points);
+    const ylog = state.y ? state.y === "log" : choice.ylog || (choice.ceiling && wide(points));
+    const heights = ylog ? points.map((p) => p.y) : [...withBands(points), ...(state.y === "zero" ? [0] : [])];
     const whole = ["seeds", "epoch"].includes(choice.x);
     const ends = lines.flat().filter((line) => line.points.length).map((line) => Math.max(...line.points.map((p) => p.x)));
     const apart = Math.max(...ends) / Math.min(...ends); // recipes of 12 and of 2,400 epochs do not fit on one scale
@@ -171,12 +198,15 @@
   const listed = (ids) => ids.slice(0, 10).join(" ") + (ids.length > 10 ? ` and ${ids.length - 10} more` : "");
 
   // -- which recipes are shown ----------------------------------------------------------------------------
-  // Words that the row of a recipe in the first table, its name and its verdict, has to hold.
-  let filter = [];
+  // Those whose row in the first table, with name and verdict, holds all words of a filter; or two of them.
+  const split = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+  let filter = split(address.get("recipes") ?? "");
+  let pair = address.get("compare")?.split(" ") ?? null;
   const recipeOf = (row) => /^#runs:([0-9a-f]{16})/.exec(row.querySelector("a")?.getAttribute("href") ?? "")?.[1];
   const rowsWithRecipe = (root) => [...root.querySelectorAll("tbody tr")].filter(recipeOf);
 
   function matches(recipe) {
+    if (pair) return pair.includes(recipe);
     if (!filter.length) return true;
     const row = rowsWithRecipe(document.getElementById("memory") ?? document.body).find((one) => recipeOf(one) === recipe);
     const text = (row?.textContent ?? "").toLowerCase();
@@ -186,8 +216,40 @@
   function applyFilter(root) {
     for (const row of rowsWithRecipe(root)) row.hidden = !matches(recipeOf(row));
     for (const charts of root.querySelectorAll(".chartset")) charts.redraw?.();
-    const [field, rows] = [document.getElementById("filter"), rowsWithRecipe(document.getElementById("memory") ?? root)];
-    if (field) field.closest("p").querySelector("output").textContent = filter.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+    const [shown, rows] = [document.getElementById("matches"), rowsWithRecipe(document.getElementById("memory") ?? root)];
+    if (shown) shown.textContent = filter.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+  }
+
+  function setUpFilter(field) {
+    const main = document.getElementById("main"), selects = [...document.querySelectorAll("select.compared")];
+    field.value = filter.join(" ");
+    field.oninput = () => {
+      filter = split(field.value);
+      remember("recipes", filter.join(" "));
+      applyFilter(main);
+    };
+    selects.forEach((select, i) => {
+      select.value = pair?.[i] ?? "";
+      select.onchange = () => {
+        const ids = selects.map((one) => one.value);
+        pair = ids.every(Boolean) && ids[0] !== ids[1] ? ids : null;
+        remember("compare", pair?.join(" "));
+        for (const charts of main.querySelectorAll(".chartset")) charts.choose?.();
+        applyFilter(main);
+        compare(selects);
+      };
+    });
+    compare(selects);
+  }
+
+  // The difference of the two memories, as the page was written with it, in the order of the table.
+  function compare(selects) {
+    const known = JSON.parse(document.getElementById("differences").textContent);
+    const [first, second] = [...selects].sort((a, b) => a.selectedIndex - b.selectedIndex);
+    const names = [second, first].map((one) => one.selectedOptions[0]?.textContent).join(" minus ");
+    const found = pair && known[`${first.value} ${second.value}`];
+    const words = found ?? "not computed: the recipes do not share metric, scales and seeds, or have one seed";
+    document.getElementById("difference").textContent = pair ? `Difference of the memories, ${names}: ${words}.` : "";
   }
 
   // -- the values of a chart as a table -----------------------------------------------------------------
@@ -215,7 +277,7 @@
     const copy = html("button", { type: "button", class: "quiet", "data-copy": id }, ["Copy table"]);
     return html("div", { class: "framed" }, [
       html("div", { class: "tools" }, [copy]),
-      html("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, [table]),
+      html("div", { class: "scroll" }, [table]),
     ]);
   }
 
@@ -340,7 +402,7 @@
       cells.forEach((row, i) => row.unshift(html("input", { type: "checkbox", "data-pick": shown[i][0], "aria-label": `compare run ${shown[i][0]}` })));
     }
     const table = tableOf("run-list", "Runs", columns, cells);
-    place.replaceChildren(table, pager(rows.length));
+    place.replaceChildren(html("p", { class: "lead small" }, [found.settings]), table, pager(rows.length));
     restore(table);
     initmem.live?.restorePicks();
   }
@@ -414,14 +476,8 @@
     if (form) explorer(form);
     restore(section);
     const field = section.querySelector("#filter");
-    if (field) {
-      field.value = filter.join(" ");
-      field.oninput = () => {
-        filter = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-        applyFilter(document.getElementById("main"));
-      };
-    }
-    if (filter.length) applyFilter(section);
+    if (field) setUpFilter(field);
+    if (filter.length || pair) applyFilter(section);
   };
 
   document.addEventListener("click", (event) => {
