@@ -8,7 +8,6 @@ import runpy
 import signal
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -174,7 +173,7 @@ def programs_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without the time it takes: no training step is timed."""
-    monkeypatch.setattr("initmem.engines.plan._times", lambda packed, pipeline: defaultdict(float))
+    monkeypatch.setattr("initmem.engines.plan.pack_seconds", lambda *_: 0.0)
 
 
 @pytest.fixture

@@ -70,7 +70,10 @@ static void in_lanes(void)
                         kernel[((r * outputs + o) * inputs + k) * 9 + 3 * i + j];
         exact[(((n * SIDE + row) * SIDE + col) * outputs + o) * LANES + r] = sum;
     }
-    failed |= !lanes_convolve(x, kernel, bias, N, SIDE, SIDE, inputs, outputs, R, LANES, 0, y);
+    const num sizes[] = {R * outputs * inputs * 9, R * outputs};
+    float *const variables[] = {kernel, bias}, *const lanes[] = {grad_kernel, grad_bias};
+    into_lanes(2, sizes, variables, R, LANES, lanes);
+    lanes_convolve(x, grad_kernel, grad_bias, N, SIDE, SIDE, inputs, outputs, LANES, 0, y);
     check("convolution in lanes", y, N * SIDE * SIDE * outputs * LANES);
 }
 
@@ -86,7 +89,7 @@ static void norms(void)
         for (num p = 0; p < pixels; p++)
             exact[p * IN + c] = fmax(0, (x[p * IN + c] - m) / sqrt(v + 1e-3) * gamma_[c] + beta_[c]);
     }
-    normalize(x, N, SIDE, SIDE, IN, 1, 1, 0, NULL, gamma_, beta_, 1e-3, mean, variance, saved, y);
+    normalize(x, N, SIDE, SIDE, IN, 0, NULL, gamma_, beta_, 1e-3, mean, variance, saved, y);
     check("batch normalization", y, pixels * IN);
     for (num p = 0; p < pixels; p++) {
         double m = 0, v = 0;
@@ -97,7 +100,7 @@ static void norms(void)
         for (num c = 0; c < IN; c++)
             exact[p * IN + c] = fmax(0, (x[p * IN + c] - m) / sqrt(v + 1e-3) * gamma_[c] + beta_[c]);
     }
-    layer_normalize(x, N, SIDE, SIDE, IN, 1, 1, 0, gamma_, beta_, 1e-3, saved, y);
+    layer_normalize(x, N, SIDE, SIDE, IN, 1, 0, gamma_, beta_, 1e-3, saved, y);
     check("layer normalization", y, pixels * IN);
 }
 

@@ -160,7 +160,7 @@ def resealed(line: bytes, change: Callable[[dict], object]) -> bytes:
     ("change", "words"),
     [
         (lambda c: c.update(id="../../evil"), "under the id '../../evil'"),
-        (lambda c: c.update(schema=9), "schema 9"),
+        (lambda c: c.update(schema=9), "schema = 9"),
         (lambda c: c["run"].update(scale="large"), "record of no known run"),
         (lambda c: c["run"]["recipe"].update(width=-1), "width = -1"),
         (lambda c: c["summary"].update(epochs=10**15), "has shape"),

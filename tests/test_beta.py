@@ -10,7 +10,7 @@ from scipy import stats
 
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
-from initmem.measures.collapse import collapse, disagreement
+from initmem.measures.collapse import collapse
 from initmem.measures.measure import measure
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
@@ -163,9 +163,6 @@ def test_alpha_is_that_of_the_planted_clock(axis: str, alpha: float) -> None:
     assert found.alpha == pytest.approx(alpha, abs=0.1)
     named = {0: "epochs", 1: "sum of eta", 2: "SGD clock"}
     assert found.reading == f"consistent with {named[alpha]}"
-    best = min(found.apart, key=found.apart.get)
-    right = {"epochs": ("epochs",), "sgd": ("sgd", "momentum")}.get(axis, ("adaptive", "l2", "angular"))
-    assert best in right
     assert found.n_curves == 5
 
 
@@ -196,14 +193,6 @@ def test_the_interval_of_alpha_covers_the_truth() -> None:
         assert row["covers"] >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 40)
     assert simulate_collapse(2.0, (16, 128), 3, 20, rng)["cannot_tell"] == 1
     assert simulate_collapse(1.0, (16, 32, 64), 5, 20, rng, claimed=1.5)["covers"] < 0.2
-
-
-def test_disagreement_is_in_decades() -> None:
-    x = [np.arange(1.0, 11)] * 2
-    found = disagreement([np.full(10, 0.1), np.full(10, 0.01)], x, [1e-9, 1e-9])
-    assert found == pytest.approx(np.std([-1, -2], ddof=1))
-    apart = [np.arange(1.0, 5), np.arange(100.0, 104)]
-    assert disagreement([np.ones(4), np.ones(4)], apart, [1e-9, 1e-9]) is None
 
 
 # -- limits --------------------------------------------------------------------------------------------------

@@ -122,10 +122,9 @@ def test_studies() -> None:
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
     assert names == paper | {
-        "batch-norm", "chaos", "finetune", "layers", "linear", "optimizers", "quickstart", "relax", "schemes",
+        "batch-norm", "chaos", "finetune", "layers", "optimizers", "quickstart", "relax", "schemes",
         "transformers", "undertrained", "widths",
     }  # fmt: skip
-    assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
         assert {"smoke", "mini", "lab", "paper"} <= {preset for study, preset in rows if study == name}
 
@@ -137,8 +136,6 @@ def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found["rows"]) == 3
     assert found["rows"][0]["clock_adaptive"] > 0
     assert found["summary"]["hours_here"] > 0
-    linear = told("plan", "linear", "--preset", "smoke", "--json")
-    assert (linear["summary"]["runs"], len(linear["rows"]), linear["rows"][0]["flops"]) == (36, 9, None)
 
 
 @pytest.mark.parametrize(("seeds", "found"), [("2", (0, 1)), ("7,", (7,)), ("3,7,11", (3, 7, 11))])
@@ -262,7 +259,6 @@ def test_advise_compares_clocks_with_what_was_seen(filled: Path, tiny_study: Stu
     printed = initmem("advise", "main-grid", "--records", filled).stdout
     assert "this is not a prediction" in printed
     assert filled.name in printed
-    assert_refused(initmem("advise", "linear"), "pipeline = 'linear'", "bundled networks")
     assert_refused(initmem("advise", "main-grid", "--records", "nowhere"), "nowhere")
 
 
@@ -311,9 +307,9 @@ def test_figures_and_tables(filled: Path, tmp_path: Path) -> None:
     drawn = said("figure", "1", filled, "-o", tmp_path / "one.svg", "--json")
     assert (tmp_path / "one.svg").read_text().startswith("<?xml")
     assert drawn[0]["missing"]  # a tiny store lacks most of what the figure wants, and says so
-    made = said("table", "all", filled, "-o", out, "--ending", "csv", "--json")
+    made = said("table", "all", filled, "-o", out, "--json")
     assert [row["table"] for row in made] == [str(i) for i in range(1, 8)]
-    assert sorted(path.name for path in out.iterdir()) == [f"table{i}.csv" for i in range(1, 8)]
+    assert sorted(path.name for path in out.iterdir()) == [f"table{i}.md" for i in range(1, 8)]
     assert_refused(initmem("figure", "9", filled), "'9'", "all")
     assert_refused(initmem("figure", "1", filled, "-o", tmp_path / "one.doc"), "doc")
     assert_refused(initmem("table", "1", filled, "-o", tmp_path / "one.doc"), "doc")
@@ -391,10 +387,17 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
     assert "get" in initmem("data").stdout
 
 
-def test_completion_knows_studies() -> None:
-    words = "initmem run qu"
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("initmem run qu", ["quickstart"]),
+        ("initmem run quickstart --set batch_s", ["batch_size=", "batch_statistics="]),
+        ("initmem figure sc", ["scale"]),
+    ],
+)
+def test_completion_knows_studies_fields_and_figures(words: str, found: list[str]) -> None:
     shell = {"_INITMEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    assert initmem(**shell).stdout.split() == ["quickstart"]
+    assert sorted(initmem(**shell).stdout.split()) == found
 
 
 def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
@@ -411,13 +414,14 @@ def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
         ("epochs = 3", "epochs belongs in [recipe] or [[grid]]"),
         ("lr = 0.1", "learning_rate belongs in [recipe] or [[grid]]"),
         ("[recipe]\nscales = [1.0]", "scales = 1.0 (it belongs at the top of the study file)"),
+        ("[recipe]\nepochs = -1", "epochs = -1"),
         ("[[grid]]\nseeds = [1]", "seeds = 1 (it belongs at the top of the study file)"),
         ("[presets.small]\nepochs = 2", "epochs belongs in recipe = {...} of the preset"),
         ("[presets.small]\nchaos = true", "presets.small.chaos = True (it belongs at the top"),
         ("[presets.small]\nscale = 1", "presets.small.scale = 1 (allowed"),
     ]:
         file.write_text(text)
-        assert_refused(initmem("run", file), words)
+        assert_refused(initmem("run", file), words, str(file))
 
 
 def test_the_fields_of_a_study_are_those_of_its_file() -> None:

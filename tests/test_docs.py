@@ -7,12 +7,14 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
 import typer.main
@@ -35,16 +37,26 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.M | re.S)
 
 
-def test_the_readme_code_prints_what_it_says(monkeypatch, capsys) -> None:
-    monkeypatch.chdir(ROOT)
-    sketch, code = blocks(ROOT / "README.md", "python")
-    compile(
-        sketch, "README.md", "exec"
-    )  # of a pipeline that only its reader has; docs/own-pipeline.md has a whole one
-    exec(compile(code, "README.md", "exec"), {})
-    said = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# ")]
-    assert said
-    assert set(said) <= set(capsys.readouterr().out.splitlines())
+def test_the_numbers_of_the_readme_are_those_of_the_demo_the_notebook_and_the_results() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (sketch,) = blocks(ROOT / "README.md", "python")
+    compile(sketch, "README.md", "exec")  # of code that only its reader has; the notebook has the whole of it
+    (verdicts,) = blocks(ROOT / "README.md", "text")
+    cells = nbformat.read(ROOT / "examples" / "first_look.ipynb", as_version=4).cells
+    printed = "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", []))
+    assert verdicts.splitlines() == [line for line in printed.splitlines() if line.startswith("train wd=")]
+    remembers, forgets, _ = initmem.memory_table(ROOT / "docs" / "results" / "quickstart.initmem")
+    for row, text in (
+        (remembers, "{:.1f} points of test\naccuracy [{:.1f}, {:.1f}]"),
+        (forgets, "{:.1f} [{:.0f}, {:.1f}]"),
+    ):
+        assert text.format(row.memory, row.low, row.high) in readme
+    summary = (ROOT / "docs" / "results.md").read_text("utf-8").partition("\n## ")[0]
+    measured = re.findall(r"([\d.]+) points\*{0,2} (\[[^]]+\]) \|", readme)
+    assert len(measured) == 3
+    assert [
+        f"{value} {interval}" for value, interval in measured if f"{value} {interval}" not in summary
+    ] == []
 
 
 def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) -> None:
@@ -89,27 +101,27 @@ COMMAND_LINE = typer.main.get_command(app)
 
 def shown_commands(text: str) -> Iterator[list[str]]:
     """The words of every `initmem ...`, in blocks of code, where quotes may span lines, and in sentences."""
-    for block in re.findall(r"^```(?:sh|text|console)?\n(.*?)^```", text, flags=re.M | re.S):
-        for line in re.findall(
-            r"^(?:\$ )?initmem (?!:)((?:\"[^\"]*\"|'[^']*'|[^\n\"'#])+)", block, flags=re.M
-        ):
-            yield shlex.split(line.rstrip(" &"))
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    yield from map(shlex.split, re.findall(r"`initmem ([^`]+)`", prose))
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.M | re.S)
+    for language, block in fenced.findall(text):
+        lines = r"^(?:\$ )?(?:\.venv/bin/)?initmem (?!:)((?:\"[^\"]*\"|'[^']*'|[^\n\"'#])+)"
+        if language in ("", "sh", "text", "console"):
+            yield from (shlex.split(line.rstrip(" &")) for line in re.findall(lines, block, flags=re.M))
+    yield from map(shlex.split, re.findall(r"`initmem ([^`]+)`", fenced.sub("", text)))
 
 
-def parsed(words: list[str]) -> None:
-    """Raise unless the command line has this command, these options and the values they choose from."""
+def parsed(words: list[str]) -> dict[str, Any]:
+    """The values of a command line; raises unless it has this command, these options and such values."""
     command, names = COMMAND_LINE, list(words)
     while children := getattr(command, "commands", {}):
         if not names or names[0] == "COMMAND" or names[0].startswith("--"):
-            return
+            return {}
         command = children[names.pop(0)]
     context = command.make_context("initmem", [], resilient_parsing=True)  # `--command` alone may be named
     values, left, _ = command.make_parser(context).parse_args(names)
     assert not left, left
     assert values.get("what", "memory") in ("memory", *MEASURES)
     assert values.get("to", "csv") in FORMATS
+    return dict(values)
 
 
 def options(command: Any) -> set[str]:
@@ -132,11 +144,106 @@ def test_every_command_in_the_documents_parses() -> None:
     assert wrong == []
 
 
+# Commands that are parsed only, by a word of them, and why.
+NOT_RUN = {
+    "ray": "a cluster", "slurm": "a cluster", "cuda": "a GPU", "get": "a download", "bench": "minutes",
+    "board": "serves until it is stopped", "--until": "up to 30 seeds", "lab": "a weekend on a GPU",
+    "mlflow": "test_export.py", "wandb": "test_export.py", "tensorboard": "test_export.py",
+    "trackio": "test_export.py", "tradeoff": "test_tradeoff.py, and results.md",
+    "--plugin": "test_plugins.py", "--command": "test_command.py, test_hydra.py",
+    "theory": "test_theory_page.py", "COMMAND": "a placeholder",
+}  # fmt: skip
+# What stands for the reader's own study, metric or file name.
+MINE = {
+    "STUDY": "quickstart", "FILE": "copy.initmem", "runs": "runs/own", "/shared/runs": "shared/runs",
+    "test_loss": "test_cross_entropy",
+}  # fmt: skip
+OWN_TESTS = ("results.md", "transformers.md", "assumptions.md", "own-pipeline.md", "theory.md")
+
+
+def cheap_commands() -> dict[str, list[str]]:
+    """What can be run in seconds, each command once, in the order of the pages."""
+    found = {}
+    for page in (*PAGES, ROOT / "AGENTS.md"):
+        for words in () if page.name in OWN_TESTS else shown_commands(page.read_text("utf-8")):
+            words = [MINE.get(word, word) for word in words]
+            options_alone = all(word.startswith("-") for word in words[1:])
+            if not (set(words) & set(NOT_RUN) or (options_alone and words[0] not in ("studies", "models"))):
+                found[shlex.join(words)] = words
+    return found
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_every_command_in_the_documents_that_is_cheap_runs(tmp_path: Path, monkeypatch, command) -> None:
+    """Studies at the preset for tests. What reads a store that no page trains reads a small one."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = blocks(ROOT / "docs" / "index.md", "toml")
+    Path("my-study.toml").write_text(
+        text.replace("epochs = 30", "epochs = 1").replace("width = 8", "width = 2")
+    )
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results").symlink_to(ROOT / "docs" / "results")
+    smaller = ["--preset", "smoke", "--workers", "1"]
+    assert command("run", "quickstart", "--store", "trained", *smaller)[0] == 0
+    refused = []
+    for line, words in cheap_commands().items():
+        for path in map(Path, _read(words)):
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.suffix == ".initmem":
+                    shutil.copy(ROOT / "docs" / "results" / "quickstart.initmem", path)
+                else:
+                    shutil.copytree("trained", path)
+        bundled = words[0] == "run" and "my-study.toml" not in words and "--preset" not in words
+        code, _, complaint = command(*words, *(smaller if bundled else []))
+        if code:
+            refused.append(f"initmem {line}: {code}, {complaint}")
+    assert refused == []
+    assert len(cheap_commands()) > 40
+
+
+def _read(words: list[str]) -> list[str]:
+    """The stores and archives that a command reads."""
+    values = parsed(words)
+    stores = (
+        []
+        if words[0] in ("run", "restore")
+        else [values.get("store"), values.get("study") == "STORE" and "STORE"]
+    )
+    pilot = values.get("power") or ""
+    stores += [*values.get("stores", ()), *values.get("archives", ()), pilot if "/" in pilot else None]
+    return [store for store in stores if store]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_link_and_picture_is_there() -> None:
-    targets = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
-    assert len(targets) > 50
-    local = [(page, link) for page, link in targets if not link.startswith("http")]
-    assert [(page.name, link) for page, link in local if not (page.parent / link).exists()] == []
+    """As GitHub shows the files; the site has a test of its own."""
+    others = [
+        ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+    ]
+    pages = [*PAGES, *others]
+    targets = [
+        (page, link) for page in pages for link in re.findall(r"\]\(([^) ]+)\)", page.read_text("utf-8"))
+    ]
+    assert len(targets) > 100
+    wrong = []
+    repository = "https://github.com/initmem/initmem/blob/HEAD/"
+    for page, link in targets:
+        target, _, fragment = link.partition("#")
+        if target.startswith("http") and not target.startswith(repository):
+            continue
+        file = page if not target else page.parent / target
+        if target.startswith(repository):
+            file = ROOT / target.removeprefix(repository)
+        if not file.exists() or (fragment and fragment not in anchors(file)):
+            wrong.append((page.name, link))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("page", ["frameworks.md", "wrap-a-script.md"])
@@ -212,16 +319,15 @@ def test_the_pages_of_results_are_what_their_commands_print_and_draw(tmp_path: P
     (tmp_path / "docs" / "images").mkdir(parents=True)
     (tmp_path / "docs" / "results").symlink_to(ROOT / "docs" / "results")
     monkeypatch.chdir(tmp_path)
-    results, transformers = (
-        (ROOT / "docs" / name).read_text("utf-8") for name in ("results.md", "transformers.md")
-    )
-    assert refreshed(results) == results
-    assert refreshed(transformers) == transformers
+    names = ("results.md", "transformers.md", "interventions-results.md", "function.md")
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in names]
+    for page in pages:
+        assert refreshed(page) == page
     drawn = sorted((tmp_path / "docs" / "images").iterdir())
     assert drawn
     for picture in drawn:
         kept = ROOT / "docs" / "images" / picture.name
-        assert f"](images/{picture.name})" in results
+        assert any(f"](images/{picture.name})" in page for page in pages)
         assert np.abs(imread(picture) - imread(kept)).max() < 0.02, picture.name
 
 
@@ -237,3 +343,44 @@ def test_the_page_of_assumptions_is_what_its_commands_print(monkeypatch, capsys)
     exec(compile(code, page.name, "exec"), {})
     said = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# ")]
     assert said == capsys.readouterr().out.splitlines()
+
+
+def test_every_picture_is_on_a_page_and_has_a_command_that_draws_it(tmp_path: Path, monkeypatch) -> None:
+    """Pictures of results and concepts are compared elsewhere, the theory's here; a screenshot below."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from build_concepts import PICTURES as CONCEPTS
+    from build_screens import PICTURES as SCREENS
+
+    from initmem.theory.show import PARTS, show
+
+    pages = "".join(page.read_text("utf-8") for page in PAGES)
+    theory = [f"theory-{name}" for name, part in PARTS.items() if part.plot]
+    commands = re.findall(r"^\$ initmem figure .* -o docs/images/([\w-]+)\.png$", pages, flags=re.M)
+    scripts = re.findall(r"^\$ python docs/build_interventions\.py (\w+)$", pages, flags=re.M)
+    drawn = {*CONCEPTS, *SCREENS, *theory, *commands, *scripts, "batch-norm"} - {"function"}  # a table
+    assert {path.stem for path in (ROOT / "docs" / "images").iterdir()} == drawn
+    assert set(re.findall(r"\]\((?:docs/)?images/([\w-]+)\.png\)", pages)) == drawn
+    for name in theory:
+        show(name.removeprefix("theory-"), output=tmp_path / f"{name}.png")
+        kept, now = (imread(folder / f"{name}.png") for folder in (ROOT / "docs" / "images", tmp_path))
+        assert kept.shape == now.shape
+        assert np.abs(kept - now).mean() < 0.005, f"{name}: python docs/build_theory.py"  # markers may move
+
+
+def test_the_screenshot_of_the_report_is_of_the_present_version(tmp_path: Path, monkeypatch) -> None:
+    """In blocks of 20 x 20 pixels: letters may differ between machines, sections and colors may not."""
+    tool = pytest.importorskip("playwright.sync_api")
+    if not shutil.which("chromium"):
+        pytest.skip("no chromium")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from build_screens import launch, report
+
+    with tool.sync_playwright() as playwright:
+        browser = launch(playwright)
+        report(browser, tmp_path, tmp_path / "report-light.png")
+        browser.close()
+    kept, now = (
+        imread(folder / "report-light.png")[..., :3].reshape(45, 20, 64, 20, 3).mean(axis=(1, 3))
+        for folder in (ROOT / "docs" / "images", tmp_path)
+    )
+    assert np.abs(kept - now).max() < 0.1, "python docs/build_screens.py"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,17 @@ import trainers
 from clusters import assert_same, wait_for
 from initmem.data.sources import load, sizes
 from initmem.engines import worker
-from initmem.engines.engine import Event, Settings, WorkerLost, ignore
-from initmem.engines.local import LocalEngine
+from initmem.engines.engine import Event, Note, Settings, WorkerLost, ignore
+from initmem.engines.local import InlineEngine, LocalEngine
 from initmem.engines.packs import pack_size, packs
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
+from initmem.session import run_study
 from initmem.store.faults import MOST_LOSSES
 from initmem.store.store import Store
-from initmem.study import Run
+from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train.loop import train_pack
 
@@ -142,6 +144,16 @@ def test_ctrl_c_and_a_polite_kill_stop_cleanly_and_the_same_command_resumes(
     assert Store(store).in_flight() == []
 
 
+def test_ctrl_c_while_workers_start_is_no_traceback(study_file: Path, tmp_path: Path) -> None:
+    """It is for all processes of a terminal: the session, the server that starts workers, and workers."""
+    process = start(study_file, tmp_path / "store")
+    wait_for(lambda: list(tmp_path.glob("store/studies/*.json")))
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
 def test_a_lost_worker_costs_its_own_pack_only(tiny: Recipe, tmp_path: Path) -> None:
     """Killed or gone with code 0: a process that ends with runs claimed is a loss."""
     store = Store.create(tmp_path / "store")
@@ -197,6 +209,23 @@ def test_a_worker_stops_inside_an_epoch_and_another_continues_there(
     Worker(store, Settings()).work([runs])
     for expected in train_pack(runs, load(recipe)):
         assert store.read(expected.id).same_result(expected)
+
+
+def test_a_study_that_replaces_another_says_which_runs_stay(tiny_study: Study, tmp_path: Path) -> None:
+    heard: list[Event] = []
+
+    def notes(study: Study) -> list[str]:
+        heard.clear()
+        run_study(study, tmp_path / "store", InlineEngine(), watch=lambda runs, left: heard.append)
+        return [event.text for event in heard if isinstance(event, Note)]
+
+    assert notes(tiny_study) == notes(tiny_study) == []
+    smaller = replace(tiny_study, scales=tiny_study.scales[:1])
+    left = len(tiny_study.all_runs()) - len(smaller.all_runs())
+    (note,) = notes(smaller)
+    assert note.startswith(f"{left} runs of an earlier study {smaller.name!r} that this one does not ask for")
+    assert len(Store(tmp_path / "store").records()) == len(tiny_study.all_runs())
+    assert notes(tiny_study) == []  # it asks for all of them again
 
 
 def test_packs_cover_every_run_once_and_the_same_way_every_time() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.metadata
 import json
 import os
 import re
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -101,3 +104,27 @@ def test_a_program_that_never_heard_of_initmem(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["summary"]["completed"] == 4
     assert change(Store(tmp_path).records(), "val_loss") < 0
     assert change(Store(tmp_path).records(), "train_accuracy") > 0
+
+
+# -- uv run examples/x.py ---------------------------------------------------------------------------------
+
+SCRIPT = re.compile(r"(?m)^# /// script$\n((?:^#(?:| .*)$\n)+?)^# ///$")  # as PEP 723 defines it
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_declares_every_package_that_it_imports(path: Path) -> None:
+    (header,) = SCRIPT.findall(path.read_text())
+    metadata = tomllib.loads("".join(line[2:] or "\n" for line in header.splitlines(keepends=True)))
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    assert metadata["requires-python"] == project["requires-python"]
+    declared = {re.split(r"[\[<>=]", name)[0] for name in metadata["dependencies"]}
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    tops = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    providers = importlib.metadata.packages_distributions()
+    missing = {top for top in tops if not declared & set(providers.get(top, [top]))}
+    assert missing == set()
+    if "initmem" in declared:  # from this checkout, not from an index
+        source = path.parent / metadata["tool"]["uv"]["sources"]["initmem"]["path"]
+        assert source.resolve() == FOLDER.parent

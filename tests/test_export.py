@@ -3,10 +3,12 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -241,6 +243,70 @@ def test_wandb_reads_what_was_written_offline(
     assert len(list(place.glob(f"tiny_full/wandb/offline-run-*-{records[2].id}"))) == 1
 
 
+class FakeTrackio(ModuleType):
+    """What the export needs of Trackio 0.43, which cannot be installed next to Pillow 13."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("trackio")
+        self.TRACKIO_DIR, self.projects = folder, {}
+        self.Api = lambda: SimpleNamespace(runs=self._runs)
+
+    def _runs(self, project: str) -> list[SimpleNamespace]:
+        if project not in self.projects:
+            raise ValueError(f"Project '{project}' does not exist")
+        return list(self.projects[project])
+
+    def init(self, *, project, name, group, config, embed, auto_log_gpu, auto_log_cpu) -> SimpleNamespace:
+        print("* Trackio project initialized")
+        run = SimpleNamespace(name=name, group=group, config=config, logs=[])
+        run.log = lambda metrics, step: run.logs.append(metrics | {"step": step})
+        self.finish = lambda: self.projects.setdefault(project, []).append(run)
+        run.delete = lambda: self.projects[project].remove(run)
+        return run
+
+
+def trackio_logs(trackio: ModuleType, project: str, run_id: str) -> list[dict[str, float]]:
+    """What is logged of the one run with this id."""
+    (run,) = [run for run in trackio.Api().runs(project) if run.config["run"] == run_id]
+    if isinstance(trackio, FakeTrackio):
+        return run.logs
+    from trackio.sqlite_storage import SQLiteStorage
+
+    return SQLiteStorage.get_logs(project, run.name, run_id=run.id)
+
+
+def test_trackio_has_every_number_and_no_run_twice(
+    store: Store, records: list[RunRecord], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    place = tmp_path / "tracked"
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/elsewhere")  # whatever is set, an export stays here
+    monkeypatch.setenv("TRACKIO_DIR", str(place))
+    if importlib.util.find_spec("trackio") is None:
+        monkeypatch.setitem(sys.modules, "trackio", FakeTrackio(place))
+    assert export(store, "trackio", str(place)).written == 6 + 3 + 1
+    assert "TRACKIO_SPACE_ID" not in os.environ and capsys.readouterr().out == ""
+    trackio = importlib.import_module("trackio")
+    for record in records:
+        project = "initmem" if record.run.pins else "tiny_full"
+        *epochs, summary = trackio_logs(trackio, project, record.id)
+        assert [row["step"] for row in epochs] == list(range(1, record.summary.epochs + 1))
+        expected = {f"summary/{name}": v for name, v in asdict(record.summary).items() if v is not None}
+        assert expected.items() <= summary.items()
+        for name, column in record.history.items():
+            plain = "own_score_of_mine" if name == OWN else name
+            assert [row[plain] for row in epochs] == column.tolist()
+    configs = {run.config["run"]: run.config for run in trackio.Api().runs("tiny_full")}
+    assert configs[records[0].id]["scale"] == records[0].run.scale
+    assert configs[records[1].id]["status"] == "crashed" and "they said" in configs[records[1].id]["error"]
+
+    assert export(store, "trackio", str(place)).written == 0
+    (place / "initmem-export" / "tiny_full" / records[2].id).unlink()  # as an interrupted export leaves it
+    assert export(store, "trackio", str(place)).written == 1
+    assert len(trackio_logs(trackio, "tiny_full", records[2].id)) == records[2].summary.epochs + 1
+    with pytest.raises(ConfigError, match=r"other: this process writes to \S+tracked \("):
+        export(store, "trackio", str(tmp_path / "other"))
+
+
 @pytest.mark.parametrize(
     ("to", "package", "hidden"),
     [
@@ -263,7 +329,7 @@ def test_the_command(store: Store, records: list[RunRecord], tmp_path: Path, com
     assert (code, json.loads(out)["rows"][0]["runs"]) == (0, 7)
     (tmp_path / "file").touch()
     for words, said in [
-        (["--to", "excel"], "--to 'excel' (allowed: csv, parquet, tensorboard, mlflow, wandb)"),
+        (["--to", "excel"], "--to 'excel' (allowed: csv, parquet, tensorboard, mlflow, wandb, trackio)"),
         (["--to", "csv", "-o", tmp_path / "file"], "cannot be written"),
         ([], "--to"),
     ]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,19 @@ from planted import recipe, without
 MAIN = planted.main_grid()
 FULL = planted.records(MAIN)
 ALL = planted.everything()
+BATCHES = sorted({one.batch_size for one in MAIN.recipes})
 
 
 @pytest.mark.parametrize("name", figures.NAMES)
 def test_every_figure_is_drawn_from_a_store_with_gaps(name: str, tmp_path: Path) -> None:
     some = [r for i, r in enumerate(planted.records(*ALL)) if i % 3 and r.run.recipe.batch_size == 16]
     path = tmp_path / f"{name}.svg"
-    drawn = figures.draw(name, some, ALL, path, reference=True)
+    plot = figures.plot_of(name, some, ALL, reference=True)
+    figures.draw(plot, path)
     picture = path.read_text()
     assert picture.startswith("<?xml")
     assert len(picture) > 20_000
-    assert drawn.missing
+    assert plot.missing
 
 
 def test_the_ending_picks_the_format_and_the_bytes_depend_on_the_data_alone(tmp_path: Path) -> None:
@@ -47,24 +50,87 @@ def texts_of(plot: Plot) -> list[str]:
     return [text.get_text() for text in renderer.draw(plot)[0].findobj(Text)]
 
 
-def test_a_place_without_runs_says_so() -> None:
+def test_rows_and_columns_without_runs_are_left_out() -> None:
+    def titles(plot: Plot) -> list[str]:
+        return [axes.get_title(loc="left") for axes in renderer.draw(plot)[1]]
+
     rows = figures.plot_of("1", without(FULL, batch_size=128), [MAIN])
-    assert "b = 128: no runs" in texts_of(rows)
+    assert titles(rows) == ["(a) b = 16", "(b) b = 16", "(c) b = 16"]
+    assert "sgd b128: no runs" in caption(rows)
     columns = figures.plot_of("5", without(FULL, optimizer="adam"), [MAIN])
-    assert "b = 16, adam; b = 128, adam: no runs" in texts_of(columns)
+    assert titles(columns) == ["(a) b = 16, sgd", "(b) b = 128, sgd"]
     one = figures.plot_of("5", without(FULL, optimizer="adam", batch_size=128), [MAIN])
     assert "no runs" in texts_of(one)  # in its place, beside those that have some
 
 
 def test_mistakes_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"figure file = .*'.*1.jpg' \(allowed endings: .pdf, .png, .svg\)"):
-        figures.draw("1", FULL, [MAIN], tmp_path / "1.jpg")
+        figures.draw(figures.plot_of("1", FULL, [MAIN]), tmp_path / "1.jpg")
     with pytest.raises(ConfigError, match=r"figure = '11' .*allowed: 1, 2"):
-        figures.draw("11", FULL, [MAIN], tmp_path / "1.png")
+        figures.plot_of("11", FULL, [MAIN])
     with pytest.raises(StoreError, match="no finished run yet"):
-        figures.draw("1", [], [MAIN], tmp_path / "1.png")
+        figures.plot_of("1", [], [MAIN])
     with pytest.raises(StoreError, match="cannot be written"):
-        figures.draw("7", FULL[:3], [MAIN], tmp_path / "nowhere" / "7.png")
+        figures.draw(figures.plot_of("7", FULL[:3], [MAIN]), tmp_path / "nowhere" / "7.png")
+
+
+def test_a_caption_can_be_left_out() -> None:
+    plot = figures.plot_of("1", FULL, [MAIN])
+    (under,) = [text for text in texts_of(plot) if text.startswith("Accuracy gap")]
+    figure, _ = renderer.draw(plot, captioned=False)
+    assert under not in [text.get_text() for text in figure.findobj(Text)]
+    assert figure.get_figheight() < renderer.draw(plot)[0].get_figheight()
+
+
+def test_all_figures_are_those_that_a_store_can_fill() -> None:
+    drawn = figures.available(FULL, [MAIN])
+    assert {"1", "2", "3", "6", "scale", "memory", "tradeoff", "beta", "clocks"} <= drawn.keys()
+    assert "layers" not in drawn  # these records hold no norms of layers
+    one_scale = figures.available([r for r in FULL if r.run.scale == 1.0], [MAIN])
+    assert one_scale.keys().isdisjoint({"beta", "clocks", "tradeoff"})
+    with pytest.raises(StoreError, match="no finished run yet"):
+        figures.available([], [MAIN])
+
+
+def test_recipes_are_chosen_by_pattern_or_by_words() -> None:
+    def chosen(pattern: str) -> set[tuple[str, int]]:
+        found = figures.matching(FULL, [MAIN], pattern)
+        return {(r.run.recipe.optimizer, r.run.recipe.batch_size) for r in found}
+
+    assert chosen("adam*") == {(name, b) for name in ("adam", "adamw") for b in BATCHES}
+    assert chosen("adam") == {("adam", b) for b in BATCHES}
+    assert chosen("b16 sgd") == {("sgd", 16)}
+    with pytest.raises(ConfigError, match=r"recipes = 'nobody' \(allowed: sgd b16, "):
+        chosen("nobody")
+
+
+def test_many_recipes_are_divided_and_their_bands_left_out() -> None:
+    plot = figures.plot_of("scale", FULL, [MAIN])
+    assert len({r.run.recipe for r in FULL}) > 8
+    assert [row[0].title for row in plot.rows] == list(planted.OPTIMIZERS)
+    for row in plot.rows:
+        assert {one.label for one in row[0].series} <= {f"{row[0].title} b{b}" for b in BATCHES}
+    few = figures.plot_of("scale", figures.matching(FULL, [MAIN], "sgd"), [])
+    assert len(few.rows) == 1
+    some = figures.plot_of("scale", figures.matching(FULL, [MAIN], "b16"), [])
+    assert len(some.rows[0][0].series) == 5
+
+    def bands(drawn: Plot) -> int:
+        return sum(len(axes.collections) for axes in renderer.draw(drawn)[1])
+
+    assert bands(few) > 0
+    assert bands(some) == 0
+    assert bands(figures.plot_of("1", FULL, [MAIN])) > 0  # as in the paper
+
+
+def test_the_colors_of_a_heat_map_span_ten_points_or_more() -> None:
+    (wide,) = {panel.limits for panel in figures.plot_of("2", FULL, [MAIN]).all_panels}
+    assert wide[1] - wide[0] >= 10
+    flat = [replace(r, summary=replace(r.summary, test_accuracy=0.985 + 0.001 * r.run.scale)) for r in FULL]
+    (low, high), *others = {panel.limits for panel in figures.plot_of("2", flat, [MAIN]).all_panels}
+    assert not others
+    assert high - low == pytest.approx(10)
+    assert low < 98.5 < 98.75 < high <= 100
 
 
 def test_a_legend_too_wide_for_the_page_is_broken() -> None:

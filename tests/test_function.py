@@ -236,6 +236,32 @@ def test_the_p_value_of_no_effect_is_uniform() -> None:
     assert 0.4 <= np.mean(ps) <= 0.6
 
 
+def test_the_interval_of_the_effect_holds_the_planted_one_in_95_percent(tiny: Recipe) -> None:
+    """Seeds have rates of their own; half of the examples have another answer at the second scale, at 90%."""
+    rng = np.random.default_rng(3)
+    n, k, examples = 6, 2, 200
+    within, wrong = [], []
+    for _ in range(200):
+        usual = np.where(np.arange(examples) < examples // 2, np.arange(k)[:, None], 0)
+        rates = rng.uniform(0.05, 0.15, (n, 1, 1))
+        classes = np.where(rng.random((n, k, examples)) < rates, 1 - usual, usual)
+        row = function_memory(planted(classes, tiny))
+        true = 100 / 2 * (1 - 2 * 0.1) ** 2  # half of the examples, answers of both as usual or both not
+        within.append(row["effect_low"] <= true <= row["effect_high"])
+        wrong.append(row["effect_low"] <= 0.6 * true <= row["effect_high"])
+    assert 180 <= sum(within) <= 199
+    assert sum(wrong) < 20
+
+
+def test_a_test_that_cannot_be_significant_says_so(tiny: Recipe) -> None:
+    """Two scales of five seeds have 16 orders that differ."""
+    classes = np.zeros((6, 2, N), dtype=int)
+    classes[:, 1, :300] = 1  # the scale decides, the seed does nothing
+    few, enough = (measure(planted(classes[:n], tiny), "function")[0] for n in (5, 6))
+    assert few["reading"] == "too few runs to tell"
+    assert enough["reading"] == "changes the function"
+
+
 def test_the_interval_over_seeds_holds_the_planted_disagreement_in_95_percent() -> None:
     """Each seed has its own rate around 20%."""
     from initmem.measures.statistics import mean_over_seeds

@@ -207,7 +207,8 @@ def test_only_seeds_with_a_finite_value_at_every_scale_count(value: float | None
     assert found.dropped_seeds == (4,) and found.n_seeds == 4
     for field in ("memory", "low", "high", "p"):
         assert getattr(found, field) == getattr(without, field)
-    assert any("no finite value: seed 4" in note for note in found.notes)
+    why = "is not trained yet" if value is None else "has no finite value"
+    assert f"left out, because a scale {why}: seed 4" in found.notes
 
 
 def test_one_seed_gives_a_point_and_no_verdict() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from initmem.data.dataset import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train import compiled, native
+from initmem.train import compiled, loop, native
 from initmem.train.layers import (
     NORM_EPSILON,
     BatchNorm,
@@ -344,7 +344,7 @@ def test_packs_that_lanes_do_not_suit_are_left_to_the_library():
     assert pack(4, width=4).network.lanes is None
 
 
-def pack(replicas: int = 1, **fields: object) -> Pack:
+def pack(replicas: int = 1, dtype: torch.dtype = torch.float32, **fields: object) -> Pack:
     rng = np.random.default_rng(0)
 
     def part(n: int) -> Examples:
@@ -354,6 +354,7 @@ def pack(replicas: int = 1, **fields: object) -> Pack:
     return Pack(
         [Run(recipe, 1.0, seed) for seed in range(replicas)],
         Dataset("noise", part(36), part(12), part(12), 10),
+        dtype=dtype,
     )
 
 
@@ -612,7 +613,7 @@ def test_tensors_with_gaps_or_of_another_type_are_left_to_the_library():
     assert not native.Together([whole]).ready
 
 
-BETWEEN = {"absorb", "sum_of_squares", "add_scaled", "adam_step"}
+BETWEEN = {1: {"absorb", "sum_of_squares", "adam_step"}, 4: {"train", "sum_of_squares"}}  # by replicas
 
 
 @pytest.mark.parametrize(("replicas", "width"), [(1, 8), (4, 4)])
@@ -632,8 +633,7 @@ def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeyp
         return packed.history
 
     ours = begun()
-    # On 2x2 pixels, the gradient of a channels-last kernel has another layout: the library adds its penalty.
-    assert set(calls) >= (BETWEEN - {"add_scaled"} if replicas == 1 else BETWEEN)
+    assert set(calls) >= BETWEEN[replicas]
     histories = [continued(ours)]
     with monkeypatch.context() as changed:
         changed.setattr(native, "library", lambda: None)
@@ -645,7 +645,42 @@ def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeyp
     for history in histories[1:]:
         for one, other in zip(histories[0], history, strict=True):
             for name in ("train_cross_entropy", "val_objective", "norm", "clock_angular"):
-                assert one[name] == pytest.approx(other[name], rel=2e-4), name
+                # The gradient of a bias before batch norm is mere rounding, and Adam follows it.
+                assert one[name] == pytest.approx(other[name], rel=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fields"),
+    [
+        ("sgd", {"l2": 1.0}),
+        ("sgd", {"batch_statistics": "re-estimated", "augment": "flip-crop"}),
+        ("momentum", {"weight_decay": 0.1}),
+        ("adamw", {"norm": "layer", "weight_decay": 0.1, "l2": 0.01, "decay_on": "kernels"}),
+    ],
+)
+def test_many_batches_in_one_call_go_the_way_of_float64(optimizer, fields, calls, monkeypatch):
+    """Also if an epoch is interrupted between two calls, and resumed from its checkpoints."""
+    fields = {"width": 4, "optimizer": optimizer, "learning_rate": 1e-3} | fields
+    ours = pack(10, **fields)
+    for _ in range(3):
+        assert train_epoch(ours)
+    assert "train" in calls
+    assert "chain_backward" not in calls
+    exact = pack(10, dtype=torch.float64, **fields)
+    for _ in range(3):
+        train_epoch(exact)
+    for one, other in zip(ours.history, exact.history, strict=True):
+        for name in ("train_cross_entropy", "train_accuracy", "val_objective", "norm", "clock_angular"):
+            assert one[name] == pytest.approx(other[name], rel=5e-4), name  # a few signs of ReLU differ
+
+    monkeypatch.setattr(loop, "BATCHES_AT_ONCE", 2)
+    parts = pack(10, **fields)
+    while parts.epoch < 3:
+        if not train_epoch(parts, pause=lambda: True):
+            saved, parts = parts.checkpoint(), pack(10, **fields)
+            parts.restore(saved)
+    for name, value in ours.network.state_dict().items():
+        assert torch.equal(value, parts.network.state_dict()[name]), name
 
 
 def test_a_convolution_of_oblong_images_without_gradients():

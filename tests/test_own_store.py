@@ -118,7 +118,7 @@ def test_the_memories_are_drawn_on_the_command_line(grid, command, tmp_path: Pat
     assert code == 0 and json.loads(out)["rows"][0]["figure"] == "memory"
     assert all(row.recipe in target.read_text() for row in grid.memories())
     code, out, _ = command("figure", "all", grid.store.path, "-o", tmp_path / "all", "--json")
-    assert code == 0 and {row["figure"] for row in json.loads(out)["rows"]} == {"memory", "scale"}
+    assert code == 0 and {row["figure"] for row in json.loads(out)["rows"]} == {"beta", "memory", "scale"}
 
 
 # -- power ------------------------------------------------------------------------------------------------

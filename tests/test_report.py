@@ -18,6 +18,7 @@ import planted
 from conftest import fake_record
 from initmem import __version__
 from initmem.errors import StoreError
+from initmem.measures.difference import difference
 from initmem.measures.measure import measure, measure_table
 from initmem.measures.memory import Memory, memory_table
 from initmem.measures.statistics import critical
@@ -31,7 +32,7 @@ from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
 from initmem.report.content import Content
 from initmem.report.page import SECTIONS, render, sections, verdict_html, write_report
-from initmem.report.tables import headline, reached, run_rows
+from initmem.report.tables import differences, headline, reached, run_rows, unfitted
 from initmem.store.results import Survey
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -123,7 +124,7 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
         planted.study("one scale", planted.grid(optimizer=["muon"]), scales=[1.0]),
     ]
     parts = sections(content_of(studies, planted.records(*studies)))
-    assert list(parts) == [name for name in SECTIONS if name != "init"]  # which is of user code
+    assert list(parts) == [name for name in SECTIONS if name not in ("layers", "init")]  # not planted
     for part in parts.values():
         assert "NaN" not in part.html
         assert "Infinity" not in part.html
@@ -228,6 +229,48 @@ def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
         for _, label, style in facet.members:
             styles.setdefault(label, set()).add(style)
     assert all(len(chosen) == 1 for chosen in styles.values())
+
+
+def test_a_chart_that_is_small_enough_is_not_split() -> None:
+    recipes = planted.grid(dataset=["digits", "cifar10"], optimizer=["sgd", "adam", "muon"], width=[4, 8])
+    few = [*recipes[:9], *planted.grid(dataset=["svhn"], optimizer=["sgd", "adam"])]
+    facets = charts.facets_by_study(content_of([study := planted.study("s", few)], planted.records(study)))
+    by_title = {facet.title: len(facet.members) for facet in facets}
+    assert sorted(by_title.values()) == [2, 3, 6]  # by dataset alone: none of them needs another field
+    assert all("width" not in title for title in by_title)
+
+
+def test_two_memories_are_compared_as_the_measure_does() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"], batch_size=[16, 128]))
+    records = planted.records(study)
+    short = [record for record in records if record.run.recipe != study.recipes[0] or record.run.seed < 2]
+    content = content_of([study], short)
+    words = differences(content)
+    ids = [recipe.id for recipe in study.recipes]
+    assert set(words) == {f"{ids[i]} {ids[j]}" for i, j in ((1, 2), (1, 3), (2, 3))}  # the first lacks a seed
+    for key, text in words.items():
+        one, other = (
+            content.groups[recipe] for i in key.split() for recipe in study.recipes if recipe.id == i
+        )
+        row = difference(one, other)
+        numbers = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", text)]
+        assert numbers == [round(row[name], 1) for name in ("difference", "low", "high")]
+
+
+def test_the_headline_counts_cells_that_never_fitted() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
+    records = planted.records(study)
+    fitted = [replace(one, summary=replace(one.summary, tau_interp=2)) for one in records]
+    assert unfitted(content_of([study], fitted)) == ""
+    cells: dict[object, list[bool]] = {}
+    for one in records:
+        cells.setdefault((one.run.recipe, one.run.scale), []).append(one.summary.tau_interp is None)
+    never = sum(2 * sum(runs) > len(runs) for runs in cells.values())
+    assert 0 < never < len(cells)
+    assert unfitted(content_of([study], records)).startswith(f"In {never} of {len(cells)} cells of the grid")
+    assert "1 of 2 recipes remembers its initialization (generalization)" in headline(
+        [memory_row("remembers", mode="generalization"), memory_row("untrained")]
+    )
 
 
 def test_long_curves_are_thinned_with_both_ends() -> None:
@@ -385,7 +428,9 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     parts = sections(content_of([study], records, in_flight=[runs[-1].id]))
     page = parts["runs"].html
     seen = text_of(page)
-    assert "2 crashed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
+    remarks = text_of(parts["verdicts"].html)
+    assert "All recipes : mixed hardware" in remarks  # what several share is stated once
+    assert "sgd : 2 crashed; 1 diverged" in remarks
     assert "2 runs: ValueError: no such luck" in seen
     assert IMAGE not in page
     assert records[2].id in seen
@@ -502,14 +547,14 @@ def test_layers_have_a_heat_map_only_where_they_are_recorded(tiny_study: Study) 
     runs = tiny_study.all_runs()
     old = content_of([tiny_study], [fake_record(run, 0.8) for run in runs])
     assert charts.layer_maps(old) == []
-    assert "heat" not in sections(old)
+    assert "layers" not in sections(old)
     content = content_of([tiny_study], [with_layers(run) for run in runs])
     (heat,) = charts.layer_maps(content)
     ((layer, cells),) = heat.rows
-    assert (layer, list(heat.x)) == ("head", [0, 1, 2, 3, 4])
+    assert (layer, list(heat.epochs)) == ("head", [0, 1, 2, 3, 4])
     mean = 0.2 + 0.1 * np.mean([run.scale for run in runs])
-    assert [cells[0].value, cells[-1].value] == pytest.approx([1.0, mean])
-    html = sections(content)["heat"].html
+    assert [cells[0], cells[-1]] == pytest.approx([1.0, mean])
+    html = sections(content)["layers"].html
     assert f"epoch 4: cosine {mean:.3f}" in html
     colors = re.findall(r'<td class="(h\d)">.*?>([\d.]+)</a>', html)
     assert (colors[0], colors[-1]) == (("h8", "1.00"), ("h0", f"{mean:.2f}"))

@@ -138,17 +138,3 @@ def test_files_of_jobs_are_in_a_new_folder_of_the_user_alone(tmp_path: Path) -> 
     assert folders[0] != folders[1]
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
     assert {folder.parent for folder in folders} == {tmp_path}
-
-
-def test_a_held_job_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\necho 7 PENDING JobHeldUser\necho 8 PENDING Resources\n")
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    engine = slurm_engine.SlurmEngine(workers=1)
-    jobs = [Job(tmp_path)]
-    assert engine._alive(jobs, at_once=True) == jobs
-    assert engine._alive(jobs, at_once=True) == jobs
-    assert capsys.readouterr().err.splitlines() == [
-        "initmem: job 7 is held in the queue (PENDING JobHeldUser; it runs after: scontrol release 7)"
-    ]

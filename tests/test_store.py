@@ -7,6 +7,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from initmem.errors import StoreError
 from initmem.record import RunRecord, crashed, finite
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
-from initmem.store.store import Scan, Store
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 
@@ -296,7 +297,7 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: c.update(schema=9), "schema 9"),
+        (lambda c: c.update(schema=9), "schema = 9"),
         (lambda c: c.update(status="splendid"), "splendid"),
         (lambda c: c.update(id="0123456789abcdef"), "under the id '0123"),
         (lambda c: c["run"].update(seed=99), "under the id"),
@@ -314,8 +315,8 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
         (lambda c: c.update(finals={"score": None}), "score.* = None"),
         (lambda c: c.update(finals=[1.0]), "valid dictionary"),
         (lambda c: c.update(provenance=3), "valid dictionary"),
-        (lambda c: c.update(error=3), "record with the error 3"),
-        (lambda c: c.pop("run"), "not a record"),
+        (lambda c: c.update(error=3), "error = 3"),
+        (lambda c: c.pop("run"), r"record with run .Field required"),
         (lambda c: c.pop("history"), "not a record"),
         (lambda c: c.update(history={"norm": "abc"}), "not a history"),
         (lambda c: c.update(history={"norm": [[1.0]]}), "column 'norm' has shape"),
@@ -370,10 +371,10 @@ def kept(store: Store) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: c.update(schema=9), "schema 9"),
+        (lambda c: c.update(schema=9), "schema = 9"),
         (lambda c: c["run"]["recipe"].update(color="red"), "unknown field color"),
         (lambda c: c["summary"].update(test_f1=0.5), "test_f1"),
-        (lambda c: c.update(weights="kept", history=c.pop("history")), "unknown field 'weights'"),
+        (lambda c: c.update(weights="kept", history=c.pop("history")), "weights = 'kept' (Extra"),
     ],
 )
 def test_an_intact_record_of_a_newer_version_is_never_moved(
@@ -384,7 +385,7 @@ def test_an_intact_record_of_a_newer_version_is_never_moved(
     newer.write_bytes(resealed(fake_record(runs[0], 0.5), change))
     before = kept(store)
     for _ in range(2):
-        with pytest.raises(StoreError, match=said) as error:
+        with pytest.raises(StoreError, match=re.escape(said)) as error:
             store.recover()
         assert "\n" not in str(error.value)
         assert str(newer) in str(error.value)
@@ -437,14 +438,14 @@ def test_a_record_made_anew_while_another_process_looks_is_not_moved(
     path = store.paths.record(runs[0].id)
     good = path.read_bytes()
     path.write_bytes(good[:-20])
-    real = Store.scan
+    real = Store._scan
 
-    def slow(self: Store, **how: bool) -> Scan:
+    def slow(self: Store, **how: bool) -> tuple[dict[str, str], list[str]]:
         found = real(self, **how)
         path.write_bytes(good)  # moved aside and trained again by another process meanwhile
         return found
 
-    monkeypatch.setattr(Store, "scan", slow)
+    monkeypatch.setattr(Store, "_scan", slow)
     assert store.recover() == []
     assert path.read_bytes() == good
 

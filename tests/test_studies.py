@@ -9,7 +9,6 @@ import pytest
 from initmem.engines.engine import Settings
 from initmem.engines.packs import packs
 from initmem.engines.worker import Worker
-from initmem.pipeline import bundled_pipeline
 from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study_file import bundled, load_study
@@ -19,11 +18,7 @@ from initmem.study_file import bundled, load_study
 def test_smoke(tmp_path: Path, name: str) -> None:
     study = load_study(name, "smoke")
     store = Store.create(tmp_path / "store")
-    if name == "linear":
-        trainer, size, _ = bundled_pipeline(study)
-        Worker(store, Settings(trainer=trainer)).work(packs(study, size=size, workers=1))
-    else:
-        Worker(store, Settings()).work(packs(study, workers=1))
+    Worker(store, Settings()).work(packs(study, workers=1))
     records = store.records()
     assert {record.id for record in records} == {run.id for run in study.all_runs()}
     assert {record.status for record in records} <= {"completed", "diverged"}

@@ -231,7 +231,7 @@ def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Scre
             lines = [line.split()[0] for line in screen.lines if line.split()]
             start = lines.index("quickstart")
             assert lines[start : start + len(rows)] == [row[0].text for row in rows]
-            assert len(rows) == 18
+            assert len(rows) == 17
 
 
 def test_a_pipe_shows_every_column(command) -> None:

@@ -74,5 +74,5 @@ def test_thinned_lines_keep_both_ends(data):
 
 def test_the_annotations_carry_the_numbers(data):
     texts = [figure9._describe(line, False) for line in data]
-    for i, text in ((0, "-34.6"), (2, "10^{-4}"), (6, "10^{-2}"), (8, "-8.53")):
+    for i, text in ((0, "-34.6"), (2, "1e-4"), (6, "1e-2"), (8, "-8.53")):
         assert text in texts[i]

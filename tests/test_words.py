@@ -79,9 +79,13 @@ PROSE = {
     r"\bbeside\b": "next to",
     r"\bpredictors?\b": "model, checkpoint",
     r"\bpenalt(y|ies)\b": "L2",
+    r"(?<!learning) \brates? x\b|\b(at|with) (a|the) (constant|usual|large|small) rate\b": "learning rate",
+    r", too\b|\btoo[.)]": "also",
+    r"\banew\b": "again",
+    r"\b(page|paper|table|note|text|verdict|row|command) (says|knows|asks|tells)\b": "states, shows, prints",
     r"\btests?/test_\w+|\btest_\w+\.py\b": "the promise, not the name of its test",
 }
-GENERATED = ("results.md", "transformers.md", "simulations.md")  # tables and what they show
+GENERATED = ("results.md", "transformers.md")  # tables and what they show
 
 PAGES = ["README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/*.md.in"]
 TEMPLATES = ["src/initmem/**/*.j2", "src/initmem/**/*.html", "src/initmem/**/*.js", "src/initmem/**/*.toml"]
@@ -156,7 +160,8 @@ def test_pages_messages_and_help() -> None:
 
 
 def test_prose_of_user_pages() -> None:
-    pages = [path for path in files("README.md", "docs/*.md", "docs/*.md.in") if path.name not in GENERATED]
+    patterns = ("README.md", "docs/*.md", "docs/*.md.in", "src/initmem/paper/studies/*.toml")
+    pages = [path for path in files(*patterns) if path.name not in GENERATED]
     assert len(pages) > 20
     assert findings((text for path in pages for text in lines(path)), PROSE) == []
 
@@ -201,6 +206,24 @@ GOOD = [
     "a precise comparison, otherwise noise",
     "beta, the slope of the norm against the scale",
 ]
+
+
+def test_the_patterns_of_prose_find_what_they_are_for() -> None:
+    bad = [
+        "rate x penalty?",
+        "at the constant rate",
+        "The board shows it, too.",
+        "drawn anew",
+        "as the paper says",
+    ]
+    assert [text for text in bad if not findings([("page", 1, text)], PROSE)] == []
+    good = [
+        "at a constant learning rate",
+        "learning rate x L2",
+        "too short to show memory",
+        "at a rate of 20%",
+    ]
+    assert [text for text in good if findings([("page", 1, text)], PROSE)] == []
 
 
 def test_the_patterns_find_what_they_are_for_and_leave_good_text_alone() -> None:
