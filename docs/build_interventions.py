@@ -194,7 +194,7 @@ def time_to(records: Sequence[RunRecord], level: str, share: float) -> Array:
 def schemes() -> None:
     """Test accuracy and time to fit of every scheme, against the usual initialization."""
     found = groups("schemes")
-    figure, axes = plt.subplots(2, len(found), figsize=(9.5, 4.0), layout="constrained", sharey="col")
+    figure, axes = plt.subplots(2, len(found), figsize=(12.5, 4.2), layout="constrained", sharey="col")
     for i, (label, records) in enumerate(found.items()):
         tried = levels(records)
         judged = fit(records)
@@ -215,9 +215,10 @@ def schemes() -> None:
             )
         intervals(axes[0, i], tried, results, 0.0)
         axes[0, i].axvspan(-EQUAL, EQUAL, color="0.9", zorder=0)
-        axes[0, i].set(xlabel="test accuracy, difference to none (pp)", title=label)
+        recipe = records[0].run.recipe
+        axes[0, i].set(xlabel="test accuracy, difference (pp)", title=f"{recipe.optimizer} {recipe.model}")
         intervals(axes[1, i], tried, times, 1.0)
-        axes[1, i].set(xlabel=f"epochs to {100 * level:g}% train accuracy, ratio to none", xscale="log")
+        axes[1, i].set(xlabel=f"epochs to {100 * level:g}% train accuracy, ratio", xscale="log")
         axes[1, i].set_xticks([0.25, 0.5, 1, 2], ["1/4", "1/2", "1", "2"])
         axes[1, i].set_xticks([], minor=True)
     save(figure, "schemes")
