@@ -254,7 +254,9 @@ def finetune() -> None:
         trained = ", ".join(f"{level} {values.mean():.1f}%" for level, values in lasts.items())
         print(f"  train accuracy in the last epoch: {trained}")
         intervals(panel, names, results, 0.0)
-        panel.set(xlabel="accuracy, difference to none (pp)", title=label)
+        recipe = records[0].run.recipe
+        title = f"{recipe.optimizer} {recipe.model}, {recipe.train_size:,} images"
+        panel.set(xlabel="accuracy, difference to none (pp)", title=title)
     save(figure, "finetune")
 
 
