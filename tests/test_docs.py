@@ -60,6 +60,18 @@ def test_the_numbers_of_the_readme_are_those_of_the_demo_the_notebook_and_the_re
     ] == []
 
 
+def test_the_examples_of_verdicts_have_the_numbers_of_their_archives() -> None:
+    page = (ROOT / "docs" / "verdict.md").read_text("utf-8")
+    for name, forgets in (("quickstart", 1), ("undertrained", 3)):
+        rows = initmem.memory_table(ROOT / "docs" / "results" / f"{name}.initmem")
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `initmem run {name}`")]
+        for row in (rows[0], rows[forgets]):
+            assert f"{row.memory:.3g} pp [{row.low:.3g}, {row.high:.3g}]" in line
+        assert f"{min(rows[0].fit.train):.1f} to" in line
+    matched = rows[0].fit.matched
+    assert f"{matched.memory:.1f} points at a common train accuracy of {100 * matched.level:g}%" in line
+
+
 def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) -> None:
     store = Store.create(tmp_path / "demo-store")
     store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()])
