@@ -18,7 +18,8 @@ from initmem.clocks import clocks
 from initmem.labels import labels
 from initmem.measures.design import by_recipe, profile
 from initmem.measures.elasticity import norm_elasticity
-from initmem.plots.styles import PALETTE, SEQUENCE
+from initmem.plots.model import Style
+from initmem.plots.styles import SEQUENCE, crossed, recipe_styles
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
@@ -44,7 +45,9 @@ def recipe() -> Figure:
     """Three recipes at scale 1: what is the same, and what a recipe changes."""
     figure, axes = plt.subplots(figsize=SIZE)
     found = groups("quickstart")
-    for style, label, records in zip(PALETTE, labels(list(found)), found.values(), strict=False):
+    for style, label, records in zip(
+        recipe_styles(list(found)), labels(list(found)), found.values(), strict=True
+    ):
         curve = 100 * mean_curve(records, "val_accuracy", 1.0)
         epochs = np.arange(1, len(curve) + 1)
         axes.plot(epochs, curve, color=style.color, ls=style.dash, label=label)
@@ -79,24 +82,23 @@ def memory() -> Figure:
     """The range of the means over scales, of a recipe that remembers and one that forgets."""
     figure, panels = plt.subplots(1, 2, figsize=SIZE, sharey=True)
     found = groups("quickstart")
-    names = labels(list(found))
-    for axes, label in zip(panels, ("sgd lr=0.01", "sgd lr=0.1 l2=0.02"), strict=True):
-        records = list(found.values())[names.index(label)]
-        _range(axes, label, records)
+    styles = recipe_styles(list(found))  # the first two recipes are SGD
+    for axes, style, label, records in zip(panels, styles, labels(list(found)), found.values(), strict=False):
+        _range(axes, style, label, records)
     panels[0].set_ylabel("accuracy (%)")
     panels[0].legend(frameon=False, loc="lower left")
     return figure
 
 
-def _range(axes: Axes, label: str, records: Sequence[RunRecord]) -> None:
+def _range(axes: Axes, style: Style, label: str, records: Sequence[RunRecord]) -> None:
     arranged, row = profile(records, "test_accuracy"), initmem.memory(records)
     means = arranged.values.mean(axis=0)
     for values in arranged.values:
         axes.plot(arranged.scales, values, "o", ms=2.5, color="#7F7F7F", alpha=0.7)
-    axes.plot(arranged.scales, means, "-o", color=PALETTE[0].color, label="test accuracy, mean over seeds")
+    axes.plot(arranged.scales, means, "-o", color=style.color, label="test accuracy, mean over seeds")
     assert row.fit is not None
-    axes.plot(row.fit.scales, row.fit.train, "--", color=PALETTE[1].color, label="train accuracy")
-    axes.axhspan(means.min(), means.max(), color=PALETTE[0].color, alpha=0.12, lw=0)
+    axes.plot(row.fit.scales, row.fit.train, "--", color="#404040", label="train accuracy")
+    axes.axhspan(means.min(), means.max(), color=style.color, alpha=0.15, lw=0)
     axes.set_title(f"{label}: {row.memory:.1f} pp, {row.verdict}{f': {row.mode}' if row.mode else ''}")
     axes.set_xlabel("initialization scale")
 
@@ -106,14 +108,17 @@ def clock() -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=SIZE)
     found = groups("lr-l2-mini")
     sgd = {r: records for r, records in found.items() if r.get("optimizer") == "sgd"}
-    styles = dict(zip(sgd, PALETTE, strict=False))
+    styles = crossed(*(sorted({r.get(field) for r in sgd}) for field in ("learning_rate", "l2")))
     for (each, records), label in zip(sgd.items(), labels(list(sgd)), strict=True):
         counted = clocks(each.network, N_TRAIN)
-        kept, style = norm_elasticity(records), styles[each]
+        kept, style = norm_elasticity(records), styles[each.get("learning_rate"), each.get("l2")]
         assert kept is not None
         epochs = range(1, len(counted.sgd) + 1)
         if not each.get("l2"):  # L2 advances another clock
             left.plot(epochs, counted.sgd, color=style.color, ls=style.dash)
+            left.annotate(
+                label, (len(epochs), counted.sgd[-1]), (0, -9), textcoords="offset points", ha="right"
+            )
         error = [[kept.elasticity - kept.low], [kept.high - kept.elasticity]]
         right.errorbar(
             counted.sgd[-1],

@@ -46,17 +46,30 @@ def test_the_numbers_of_the_readme_are_those_of_the_demo_the_notebook_and_the_re
     printed = "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", []))
     assert verdicts.splitlines() == [line for line in printed.splitlines() if line.startswith("train wd=")]
     remembers, forgets, _ = initmem.memory_table(ROOT / "docs" / "results" / "quickstart.initmem")
-    for row, text in (
-        (remembers, "{:.1f} points of test\naccuracy [{:.1f}, {:.1f}]"),
+    text = " ".join(readme.split())
+    for row, shown in (
+        (remembers, "{:.1f} points [{:.1f}, {:.1f}]"),
         (forgets, "{:.1f} [{:.0f}, {:.1f}]"),
     ):
-        assert text.format(row.memory, row.low, row.high) in readme
+        assert shown.format(row.memory, row.low, row.high) in text
     summary = (ROOT / "docs" / "results.md").read_text("utf-8").partition("\n## ")[0]
     measured = re.findall(r"([\d.]+) points\*{0,2} (\[[^]]+\]) \|", readme)
     assert len(measured) == 3
     assert [
         f"{value} {interval}" for value, interval in measured if f"{value} {interval}" not in summary
     ] == []
+
+
+def test_the_examples_of_verdicts_have_the_numbers_of_their_archives() -> None:
+    page = (ROOT / "docs" / "verdict.md").read_text("utf-8")
+    for name, forgets in (("quickstart", 1), ("undertrained", 3)):
+        rows = initmem.memory_table(ROOT / "docs" / "results" / f"{name}.initmem")
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `initmem run {name}`")]
+        for row in (rows[0], rows[forgets]):
+            assert f"{row.memory:.3g} pp [{row.low:.3g}, {row.high:.3g}]" in line
+        assert f"{min(rows[0].fit.train):.1f} to" in line
+    matched = rows[0].fit.matched
+    assert f"{matched.memory:.1f} points at a common train accuracy of {100 * matched.level:g}%" in line
 
 
 def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from initmem.store.store import Store
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "examples" / "hydra_app.py"
-PAGE = (ROOT / "docs" / "hydra.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
 
 
 def test_inside_hydra_main_a_sweep_adds_recipes_to_one_store(tmp_path: Path) -> None:

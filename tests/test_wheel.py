@@ -65,7 +65,7 @@ def test_the_readme_on_a_package_index_has_no_relative_link(metadata: Message) -
     repository = PROJECT["urls"]["Repository"]
     for target in targets:
         if target.startswith(repository):
-            path = re.sub(rf"^{re.escape(repository)}/(blob|raw)/HEAD/", "", target)
+            path = re.sub(rf"^{re.escape(repository)}/(blob|raw)/HEAD/", "", target.partition("#")[0])
             assert (ROOT / path).exists(), target
     assert f"]({repository}/raw/HEAD/docs/images/quickstart-scale.png)" in text
 

@@ -82,7 +82,8 @@ PROSE = {
     r"(?<!learning) \brates? x\b|\b(at|with) (a|the) (constant|usual|large|small) rate\b": "learning rate",
     r", too\b|\btoo[.)]": "also",
     r"\banew\b": "again",
-    r"\b(page|paper|table|note|text|verdict|row|command) (says|knows|asks|tells)\b": "states, shows, prints",
+    r"(?<!half-)\b(says|knows|asks|tells|lives)\b": "states, shows, prints, contains",
+    r"\b(looks?|efforts?)\b(?! (at|like)\b)": "interim analysis; preset",
     r"\btests?/test_\w+|\btest_\w+\.py\b": "the promise, not the name of its test",
 }
 GENERATED = ("results.md", "transformers.md")  # tables and what they show
@@ -215,6 +216,7 @@ def test_the_patterns_of_prose_find_what_they_are_for() -> None:
         "The board shows it, too.",
         "drawn anew",
         "as the paper says",
+        "at every look",
     ]
     assert [text for text in bad if not findings([("page", 1, text)], PROSE)] == []
     good = [
@@ -222,6 +224,7 @@ def test_the_patterns_of_prose_find_what_they_are_for() -> None:
         "learning rate x L2",
         "too short to show memory",
         "at a rate of 20%",
+        "Half-lives, and what forgetting looks like",
     ]
     assert [text for text in good if findings([("page", 1, text)], PROSE)] == []
 
