@@ -13,7 +13,7 @@ from initmem.paper.reference import SYMBOLS, find, references
 from initmem.plots import matplotlib as renderer
 from initmem.plots.builders import scale_plot
 from initmem.plots.model import Entry, Panel, Plot, Series, caption
-from initmem.plots.styles import nth
+from initmem.plots.styles import PALETTE
 from planted import recipe, without
 
 MAIN = planted.main_grid()
@@ -226,7 +226,7 @@ def test_published_values_are_well_formed() -> None:
 
 
 def test_panels_with_limits_of_their_own_name_their_axis() -> None:
-    lines = [Series("a", nth(0), [1.0, x], [0.1, 0.9]) for x in (100.0, 1000.0)]
+    lines = [Series("a", PALETTE[0], [1.0, x], [0.1, 0.9]) for x in (100.0, 1000.0)]
     shared = [Panel("", "clock", "elasticity", [line], log_x=True) for line in lines]
     own = [panel._replace(x_limits=(1.0, panel.series[0].x[-1])) for panel in shared]
     _, (above, below) = renderer.draw(Plot([[shared[0]], [shared[1]]]))
@@ -238,9 +238,9 @@ def test_panels_with_limits_of_their_own_name_their_axis() -> None:
 
 @pytest.mark.parametrize("name", ["$", "a $ b_{ $", "10$^$"])
 def test_a_dollar_in_a_name_is_a_dollar(name: str, tmp_path: Path) -> None:
-    line = Series(name, nth(0), [1.0, 10.0, 100.0], [0.1, 0.2, 0.3])
+    line = Series(name, PALETTE[0], [1.0, 10.0, 100.0], [0.1, 0.2, 0.3])
     panel = Panel(name, "scale", name, (line,), log_x=True)
-    figure, _ = renderer.draw(Plot([[panel]], [[Entry(name, nth(0))]]))
+    figure, _ = renderer.draw(Plot([[panel]], [[Entry(name, PALETTE[0])]]))
     renderer.save(figure, tmp_path / "one.svg")
     letters = (tmp_path / "one.svg").read_text()
     assert name in letters

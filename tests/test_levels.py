@@ -19,7 +19,6 @@ from initmem.measures.memory import memory
 from initmem.plots.builders import scale_plot
 from initmem.plots.html import chart_json
 from initmem.plots.matplotlib import draw
-from initmem.plots.styles import nth
 from initmem.record import RunRecord
 from initmem.report.page import write_report
 from initmem.store.results import Archive, collected, write_archive
@@ -109,11 +108,9 @@ def test_figures_have_a_category_axis_without_lines(by_scale: list[RunRecord]) -
     assert drawn and all(line.get_linestyle() == "None" for line in drawn)
     expected = [s.y for s in scale_plot(by_scale).panels[0].series]
     np.testing.assert_allclose([s.y for s in plot.panels[0].series], expected)
-    first = plot.panels[0]
-    styled = first._replace(series=[one._replace(style=nth(i)) for i, one in enumerate(first.series)])
-    choice = chart_json({"test": plot._replace(rows=[[styled]])})["choices"][0]
-    assert choice["names"] == list(NAMES.values())
-    assert choice["panels"][0]["series"][0]["x"] == [1, 2, 3, 4, 5]
+    panel = chart_json({"test": plot})["choices"][0]["panels"][0]
+    assert (panel["x"], panel["names"]) == ("intervention", list(NAMES.values()))
+    assert panel["series"][0]["x"] == [1, 2, 3, 4, 5]
 
 
 def test_an_archive_its_page_and_its_tables_show_names(by_scale: list[RunRecord], tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series, caption
-from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
@@ -216,19 +215,20 @@ def test_runs_that_never_fitted_are_counted_not_dropped() -> None:
     assert sgd["n"] == [3] * 5
 
 
-def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
+def test_charts_have_few_lines_and_an_optimizer_keeps_its_color() -> None:
     studies = planted.everything()
     content = content_of(studies, planted.records(*studies))
     facets = charts.facets_by_study(content)
     assert sum(len(facet.members) for facet in facets) == len(content.stats)
-    styles: dict[str, set[object]] = {}
+    hues: dict[object, set[str]] = {}
     for facet in facets:
         assert len(facet.members) <= 8
         assert len({label for _, label, _ in facet.members}) == len(facet.members)
-        assert len({PALETTE.index(style) for _, _, style in facet.members}) == len(facet.members)
-        for _, label, style in facet.members:
-            styles.setdefault(label, set()).add(style)
-    assert all(len(chosen) == 1 for chosen in styles.values())
+        assert len({style for _, _, style in facet.members}) == len(facet.members)
+        for recipe, _, style in facet.members:
+            hues.setdefault(recipe.get("optimizer"), set()).add(style.hue)
+    assert all(len(chosen) == 1 for chosen in hues.values())
+    assert len(set.union(*hues.values())) == len(hues)
 
 
 def test_a_chart_that_is_small_enough_is_not_split() -> None:
@@ -270,6 +270,14 @@ def test_the_headline_counts_cells_that_never_fitted() -> None:
     assert unfitted(content_of([study], records)).startswith(f"In {never} of {len(cells)} cells of the grid")
     assert "1 of 2 recipes remembers its initialization (generalization)" in headline(
         [memory_row("remembers", mode="generalization"), memory_row("untrained")]
+    )
+
+
+def test_the_headline_does_not_take_a_bad_fit_for_memory() -> None:
+    modes = ("generalization", "trainability", "fit unknown", "trainability")
+    assert headline([memory_row("remembers", mode=mode) for mode in modes]) == (
+        "1 of 4 recipes remembers its initialization (generalization); "
+        "3 differ by scale, but may be undertrained (2 trainability, 1 fit unknown)."
     )
 
 

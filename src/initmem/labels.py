@@ -68,6 +68,29 @@ def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(names, recipes, strict=True)]
 
 
+LONG = 32  # letters of a name that a column of a page has room for
+
+
+def short_labels(recipes: Sequence[AnyRecipe]) -> list[str]:
+    """Names that a table has room for. Where one of `labels` is long, they name the optimizer, the dataset, and
+    what differs between recipes with the same of both, as far as this tells all of them apart."""
+    full = labels(recipes)
+    bundled = [recipe for recipe in recipes if not isinstance(recipe, PipelineRecipe)]
+    if len(bundled) < len(recipes) or max(map(len, full), default=0) <= LONG:
+        return full
+    groups: dict[tuple[str, str], list[AnyRecipe]] = {}
+    for recipe in recipes:
+        groups.setdefault((str(recipe.get("optimizer")), str(recipe.get("dataset"))), []).append(recipe)
+    one_dataset = len({dataset for _, dataset in groups}) == 1
+    names: dict[AnyRecipe, str] = {}
+    for (_, dataset), members in groups.items():
+        for recipe, own in zip(members, labels(members), strict=True):
+            optimizer, *rest = own.split(" ")
+            names[recipe] = " ".join([optimizer, *[dataset.partition(":")[0]] * (not one_dataset), *rest])
+    short = [names[recipe] for recipe in recipes]
+    return short if len(set(short)) == len(short) else full
+
+
 def _varies(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a setting tells recipes apart; an option does so only among recipes of its network."""
     models = {each.get("model") for each in settings if name in each}

@@ -67,6 +67,7 @@ class Cell(NamedTuple):
     href: str = ""
     style: str = ""  # a class of the style sheet; the terminal knows some of them too
     picture: str = ""  # HTML
+    about: str = ""  # the text in full, where a page shows a short form
 
     @property
     def styles(self) -> list[str]:

@@ -63,7 +63,7 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
     if not panel.has_values():
         no_runs(axes, panel.void if panel.series else "no runs")
         return
-    (panel,), names = numbered([panel])
+    panel, names = numbered(panel)
     axes.set(xlabel=panel.x_title, ylabel=panel.y_title)
     if names:  # names have no order, so that no line joins them
         axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right")

@@ -13,9 +13,9 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from initmem.plots.model import Interval, Plot, Series, numbered
+from initmem.plots.model import Interval, Plot, Series, Style, numbered
 from initmem.plots.model import numbers as values_of
-from initmem.plots.styles import ORDERED, PALETTE
+from initmem.plots.styles import DASHES, HUES, MARKERS
 
 Json = dict[str, Any]
 MOST_POINTS = 160  # of one series: more would not be seen
@@ -42,8 +42,8 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
     runs: dict[str, list[Any]] = {}
     choices = []
     for key, plot in plots.items():
-        panels, names = numbered(plot.panels)
-        first = panels[0]
+        panels = [numbered(panel) for panel in plot.panels]
+        first = panels[0][0]
         choices.append(
             {
                 "key": key,
@@ -52,14 +52,18 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 "x": first.x_title,
                 "y": first.y_title,
                 "xlog": first.log_x,
-                "names": names,
                 "ylog": first.log_y,
                 "ceiling": first.ceiling is not None,
                 "band": first.band,
                 "limits": first.limits,
                 "panels": [
-                    {"title": panel.title, "series": [_series(one, values, runs) for one in panel.series]}
-                    for panel in panels
+                    {
+                        "title": panel.title,
+                        "x": panel.x_title,
+                        "names": names,  # of the values of x, where these are interventions
+                        "series": [_series(one, values, runs) for one in panel.series],
+                    }
+                    for panel, names in panels
                 ],
             }
         )
@@ -85,11 +89,21 @@ def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]])
         "label": series.label,
         "name": series.name or series.label,
         "recipe": series.recipe_id,
-        "style": (*PALETTE, *ORDERED).index(series.style),
+        "style": _look(series.style),
         "x": numbers(values_of(series.x)[i] for i in at),
         "values": _index(values, columns),
         "runs": _index(runs, list(series.runs)) if series.runs else None,
     }
+
+
+def _look(style: Style) -> list[float]:
+    """What the style sheet and the script number: hue, shade, marker, dashes."""
+    return [
+        HUES.index(style.hue),
+        style.shade,
+        MARKERS.index(style.marker),
+        DASHES.index(style.dash),
+    ]
 
 
 def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:

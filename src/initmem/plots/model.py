@@ -26,12 +26,25 @@ SIGNS = "open diamonds, triangles (upper limits), stars or dotted lines"
 class Style(NamedTuple):
     """How a series is told apart: by color, and by marker and dashes for those who do not see it."""
 
-    color: str
+    hue: str
     marker: str = ""
     dash: str = "-"  # a matplotlib line style; "none": points only
     hollow: bool = False
     size: float = 3.5  # of the markers, in points
     width: float = 1.2  # of the line, in points
+    shade: float = 0.0  # how much black (below zero) or white (above) is mixed into the hue
+
+    @property
+    def color(self) -> str:
+        """The hue with its shade."""
+        return mixed(self.hue, self.shade) if self.shade else self.hue
+
+
+def mixed(color: str, share: float) -> str:
+    """A color with a share of black, below zero, or of white."""
+    goal = 0 if share < 0 else 255
+    channels = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(c + abs(share) * (goal - c)):02X}" for c in channels)
 
 
 class Series(NamedTuple):
@@ -177,19 +190,14 @@ class Heatmap(NamedTuple):
 AnyPanel = Panel | Intervals | Heatmap
 
 
-def numbered(panels: Sequence[Panel]) -> tuple[list[Panel], list[str]]:
-    """Panels whose x are numbers, and the names of these numbers, from 1 on, where x were interventions."""
-    levels = sorted({x for panel in panels for one in panel.series for x in one.x}, key=level_order)
+def numbered(panel: Panel) -> tuple[Panel, list[str]]:
+    """The panel with numbers as x, and the names of these numbers, from 1 on, where x were interventions."""
+    levels = sorted({x for one in panel.series for x in one.x}, key=level_order)
     if not any(isinstance(level, str) for level in levels):
-        return list(panels), []
+        return panel, []
     places = {level: float(i) for i, level in enumerate(levels, start=1)}
-    placed = [
-        panel._replace(
-            x_title=INTERVENTION, series=[one._replace(x=[places[x] for x in one.x]) for one in panel.series]
-        )
-        for panel in panels
-    ]
-    return placed, [level_text(level) for level in levels]
+    series = [one._replace(x=[places[x] for x in one.x]) for one in panel.series]
+    return panel._replace(x_title=INTERVENTION, series=series), [level_text(level) for level in levels]
 
 
 def numbers(levels: Sequence[Level]) -> list[float]:

@@ -17,7 +17,6 @@ GREY, OLIVE = "#7F7F7F", "#B8A900"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
-# The page has a light and a dark shade of every color, in the same order; those of ordered values follow.
 PALETTE = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(COLORS))
 _NAMES = ("adam", "sgd", "muon", "muon-conv", "momentum", "adamw", "normuon", "lion")
 OPTIMIZERS = dict(zip(_NAMES, PALETTE, strict=True)) | {
@@ -28,12 +27,9 @@ GUIDE = Style("#404040", "", "--", width=0.9)
 
 # From dark to light, so that order shows in print too; markers tell them apart as well.
 SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
+# The page has a light and a dark shade of every hue, in the same order.
+HUES = (*COLORS, *SEQUENCE, "#8C3D00", "#1F5F8B")
 ORDERED = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(SEQUENCE))
-
-
-def nth(i: int) -> Style:
-    """The style of the i-th recipe; after eight they repeat."""
-    return PALETTE[i % len(PALETTE)]
 
 
 def in_order(i: int) -> Style:
@@ -47,24 +43,20 @@ def optimizer_style(name: str) -> Style:
     return OPTIMIZERS.get(name, Style("#000000", "X", "-."))
 
 
-def shades(color: str, n: int) -> list[str]:
-    """n shades of a color from dark to light; a single one is the color itself."""
-    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    mixed = []
-    for i in range(n):
-        share = 0.0 if n == 1 else -0.5 + 1.1 * i / (n - 1)  # of black below zero, of white above
-        goal = 0 if share < 0 else 255
-        mixed.append("#" + "".join(f"{round(c + abs(share) * (goal - c)):02X}" for c in channels))
-    return mixed
+def shades(n: int) -> list[float]:
+    """n shades of a color from dark to light, all of which stand out on paper; one is the color itself."""
+    return [0.0 if n == 1 else round(-0.5 + 0.85 * i / (n - 1), 3) for i in range(n)]
 
 
-def variants(style: Style, n: int) -> list[Style]:
-    """n styles in shades of one color, each with a marker and dashes of its own."""
+def variants(style: Style, n: int, taken: Sequence[str] = ()) -> list[Style]:
+    """n styles in shades of one color, each with dashes and a marker of its own, none of those taken."""
     if n == 1:
         return [style]
+    free = [marker for marker in MARKERS if marker not in taken]
+    markers = free if len(free) >= n else MARKERS
     return [
-        style._replace(color=color, marker=MARKERS[i % len(MARKERS)], dash=DASHES[i % len(DASHES)])
-        for i, color in enumerate(shades(style.color, n))
+        style._replace(shade=shade, marker=markers[i % len(markers)], dash=DASHES[i % len(DASHES)])
+        for i, shade in enumerate(shades(n))
     ]
 
 
@@ -74,20 +66,27 @@ def recipe_styles(recipes: Sequence[AnyRecipe]) -> list[Style]:
     for i, recipe in enumerate(recipes):
         name = str(recipe.get("optimizer")).lower()  # user code may declare torch's name of it
         groups.setdefault(name if name in OPTIMIZERS else f"{i}", []).append(i)
-    taken = {OPTIMIZERS.get(name) for name in groups}
-    free = [style for style in PALETTE if style not in taken] or PALETTE
+    own = [OPTIMIZERS.get(name) for name in groups]
+    free = [style for style in PALETTE if style not in own] or PALETTE
     chosen: dict[int, Style] = {}
-    for name, members in groups.items():
-        own = OPTIMIZERS.get(name) or free[len(chosen) % len(free)]
-        chosen |= dict(zip(members, variants(own, len(members)), strict=True))
+    taken = [
+        style.marker
+        for style, members in zip(own, groups.values(), strict=True)
+        if style and len(members) == 1
+    ]
+    for style, members in zip(own, groups.values(), strict=True):
+        styles = variants(style or free[len(chosen) % len(free)], len(members), taken)
+        taken += [one.marker for one in styles]
+        chosen |= dict(zip(members, styles, strict=True))
     return [chosen[i] for i in range(len(recipes))]
 
 
 def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:
     """SGD by learning rate and L2: shades of its color for the one, markers and dashes for the other."""
-    colors = shades(OPTIMIZERS["sgd"].color, len(rates))
     return {
-        (rate, penalty): Style(colors[i], MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)])
-        for i, rate in enumerate(rates)
+        (rate, penalty): Style(
+            OPTIMIZERS["sgd"].hue, MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)], shade=shade
+        )
+        for rate, shade in zip(rates, shades(len(rates)), strict=True)
         for j, penalty in enumerate(penalties)
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.html import thinned
 from initmem.plots.model import SIGMA, Panel, Plot, Series, Style
 from initmem.plots.series import UNSTYLED, beta_series
-from initmem.plots.styles import OPTIMIZERS, ORDERED, PALETTE, nth
+from initmem.plots.styles import ORDERED, recipe_styles
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, RecipeStats, at_level
 
@@ -28,7 +28,7 @@ SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}.
 NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
 FITTED = f"The first epoch with 99.5% train accuracy: median with a {SIMULTANEOUS}. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
-SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
+SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe."
 
 
 # -- curves -----------------------------------------------------------------------------------------------
@@ -71,22 +71,28 @@ def curves(content: Content) -> dict[str, Plot]:
 def learning(content: Content) -> dict[str, Plot]:
     """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
     columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
-    scales = sorted({level for item in content.stats.values() for level in item.runs}, key=level_order)
-    even = np.linspace(0, len(scales) - 1, min(len(scales), len(ORDERED))).round().astype(int)
-    shown = [scales[i] for i in even]
-    few = f" {len(shown)} of {len(scales)} scales are drawn." if len(shown) < len(scales) else ""
+    shown = {recipe: _spread_levels(item.runs) for recipe, item in content.stats.items()}
+    few = any(len(levels) < len(content.stats[recipe].runs) for recipe, levels in shown.items())
+    left_out = f" Of each recipe, {len(ORDERED)} are drawn." if few else ""
     plots = {}
     for column in list(columns)[:MOST_METRICS]:
         title = column.replace("_", " ")
         panels = [
-            Panel(content.names[recipe], "epoch", metric_title(column), _learning(item, column, shown))
+            Panel(
+                content.names[recipe], "epoch", metric_title(column), _learning(item, column, shown[recipe])
+            )
             for recipe, item in content.stats.items()
         ]
-        about = (
-            f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{few}"
-        )
+        about = f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{left_out}"
         plots[column] = Plot([panels], head=title.capitalize(), about=[about])
     return _with_values(plots)
+
+
+def _spread_levels(levels: Iterable[Level]) -> list[Level]:
+    """As many levels as there are colors, from the first to the last."""
+    every = sorted(levels, key=level_order)
+    even = np.linspace(0, len(every) - 1, min(len(every), len(ORDERED))).round().astype(int)
+    return [every[i] for i in even]
 
 
 def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Series]:
@@ -197,27 +203,22 @@ def facets_by_family(content: Content) -> list[Facet]:
 
 
 def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
-    """Label the lines of every chart. A label keeps its style, unless two in one chart would look alike.
+    """Label the lines of every chart, in shades of the color of their optimizer.
 
-    An optimizer has its own color, here as in every figure, as far as a chart has one line of it.
+    A label has the same style in all charts, unless there are too many of them to look different.
     """
-    styles: dict[str, Style] = {}
-    facets = []
-    for title, recipes in charts:
-        names = [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(list(recipes))
-        own = [] if by_batch_size else recipes
-        own_styles = [OPTIMIZERS.get(str(recipe.get("optimizer"))) for recipe in own] or [None] * len(recipes)
-        reserved = {styles[name] for name in names if name in styles} | set(own_styles)
-        chosen: list[Style] = []
-        for i, name in enumerate(names):
-            style = styles.get(name, own_styles[i] if own_styles[i] in PALETTE else None)
-            if style is None or style in chosen:
-                free = [s for s in PALETTE if s not in chosen]
-                style = next((s for s in free if s not in reserved), free[0] if free else nth(i))
-            styles.setdefault(name, style)
-            chosen.append(style)
-        facets.append(Facet(title, list(zip(recipes, names, chosen, strict=True))))
-    return facets
+    named = [
+        (title, recipes, [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(recipes))
+        for title, recipes in charts
+    ]
+    every = {name: recipe for _, recipes, names in named for name, recipe in zip(names, recipes, strict=True)}
+    shared = dict(zip(every, recipe_styles(list(every.values())), strict=True))
+    one_style = not by_batch_size and len(every) <= MOST_LINES
+    return [
+        Facet(title, list(zip(recipes, names, styles, strict=True)))
+        for title, recipes, names in named
+        for styles in [[shared[name] for name in names] if one_style else recipe_styles(recipes)]
+    ]
 
 
 def _split(recipes: Sequence[AnyRecipe], title: str = "") -> list[tuple[str, Sequence[AnyRecipe]]]:

@@ -18,7 +18,7 @@ from initmem.clocks import clocks as clocks_of
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.intervention import Level, level_text
-from initmem.labels import common, labels
+from initmem.labels import common, labels, short_labels
 from initmem.measures import design
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import families
@@ -170,7 +170,10 @@ class Content:
         self.survey = survey
         self.groups = design.by_recipe(survey.records, survey.order())
         recipes = list(dict.fromkeys([*survey.order(), *self.groups]))
-        self.names = dict(zip(recipes, labels(recipes), strict=True))  # also of recipes without a record
+        self.names = dict(
+            zip(recipes, short_labels(recipes), strict=True)
+        )  # also of recipes without a record
+        self.full_names = dict(zip(recipes, labels(recipes), strict=True))  # as commands write them
         analyses = design.analyses_of(survey.studies, self.groups)
         self.stats = {
             recipe: RecipeStats(group, analyses.get(recipe)) for recipe, group in self.groups.items()

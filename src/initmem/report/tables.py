@@ -38,9 +38,13 @@ VERBS: dict[Verdict, tuple[str, str]] = {
     "untrained": ("is untrained", "are untrained"),
     "not applicable": (f"is not applicable ({NO_EFFECT})", f"are not applicable ({NO_EFFECT})"),
 }
+# Memories behind which there may be no more than a bad fit from some scales.
+UNDERTRAINED: tuple[Mode | None, ...] = ("trainability", "fit unknown")
+DIFFERS = ("differs by scale, but may be undertrained", "differ by scale, but may be undertrained")
 
 # The columns of the memory table, from left to right.
 COLUMNS = ("recipe", "verdict", "bar", "memory", "interval", "train", "matched", "design", "metric")
+FEW = 3  # recipes that a remark names
 STATISTICS = ("recipe", "memory", "noise_range", "debiased", "p", "p_adjusted")  # in a table to be opened
 
 
@@ -48,7 +52,11 @@ def verdicts(content: Content) -> dict[str, Any]:
     """The values for the template of the first screen."""
     rows, by_recipe = list(content.memories.values()), reached(content)
     links = [
-        {"recipe": cell(row.recipe, href=runs_of(recipe.id), style="name")}
+        {
+            "recipe": cell(row.recipe, href=runs_of(recipe.id), style="name")._replace(
+                about=content.full_names[recipe]
+            )
+        }
         for recipe, row in content.memories.items()
     ]
     table = memory_table(rows, COLUMNS, links)
@@ -60,8 +68,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "unfitted": unfitted(content),
         "differences": differences(content),
         "failures": crash_lines(content.survey.records),
-        "reached": by_recipe,
-        "scales": sorted({level for row in by_recipe for level in row.by_scale}, key=level_order),
+        "reached": by_levels(by_recipe),
         "table": replace(table, id="memory", style="stack"),
         "statistics": replace(memory_table(rows, STATISTICS, links), id="statistics"),
         "remarks": remarks(content),
@@ -81,13 +88,16 @@ def verdicts(content: Content) -> dict[str, Any]:
 
 def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
     """The answer in one sentence; `waiting` more recipes have no finished run yet."""
-    counts = Counter(row.verdict for row in rows)
+    undertrained = [row for row in rows if row.verdict == "remembers" and row.mode in UNDERTRAINED]
     phrases: list[str] = []
-    for verdict, (one, many) in VERBS.items():
-        if n := counts[verdict]:
+    for (one, many), members in (
+        (VERBS["remembers"], [r for r in rows if r.verdict == "remembers" and r not in undertrained]),
+        (DIFFERS, undertrained),
+        *((verb, [r for r in rows if r.verdict == v]) for v, verb in VERBS.items() if v != "remembers"),
+    ):
+        if n := len(members):
             subject = str(n) if phrases else _subject(n, len(rows))
-            modes = _modes(rows) if verdict == "remembers" else ""
-            phrases.append(f"{subject} {one if n == 1 else many}{modes}")
+            phrases.append(f"{subject} {one if n == 1 else many}{_modes(members)}")
     if not phrases:
         return "No run has finished yet."
     if waiting:
@@ -105,7 +115,7 @@ def _modes(rows: Sequence[Memory]) -> str:
     """How many memories have each mode."""
     counts = Counter(row.mode for row in rows if row.mode)
     modes: tuple[Mode, ...] = get_args(Mode)
-    shown = [f"{counts[mode]} {mode}" if counts.total() > 1 else mode for mode in modes if counts[mode]]
+    shown = [f"{counts[mode]} {mode}" if len(counts) > 1 else mode for mode in modes if counts[mode]]
     return f" ({', '.join(shown)})" if shown else ""
 
 
@@ -118,7 +128,15 @@ def unfitted(content: Content) -> str:
     return f"In {where}, most runs never fitted the training data (99.5% train accuracy)." if never else ""
 
 
-def remarks(content: Content) -> list[tuple[str, str]]:
+class Remark(NamedTuple):
+    """What to know next to the numbers of some recipes."""
+
+    recipes: list[str]
+    text: str
+    subject: str  # the recipes, or how many they are
+
+
+def remarks(content: Content) -> list[Remark]:
     """What to know next to the numbers, and about which recipes; what holds for several is stated once."""
     done = {record.id for record in content.survey.records}
     to_come = Counter(run.recipe for run_id, run in content.requested.items() if run_id not in done)
@@ -130,13 +148,14 @@ def remarks(content: Content) -> list[tuple[str, str]]:
     for name, every in lines.items():
         for line in every:
             recipes.setdefault(line, []).append(name)
-    shared = [
-        ("All recipes" if len(names) == len(lines) else ", ".join(names), text)
-        for text, names in recipes.items()
-        if len(names) > 1
-    ]
+
+    def subject(names: Sequence[str]) -> str:
+        every = "All recipes" if len(names) == len(lines) else count(len(names), "recipe")
+        return ", ".join(names) if len(names) <= FEW and len(names) < len(lines) else every
+
+    shared = [Remark(names, text, subject(names)) for text, names in recipes.items() if len(names) > 1]
     own = {name: [line for line in every if len(recipes[line]) == 1] for name, every in lines.items()}
-    return [*shared, *((name, "; ".join(rest)) for name, rest in own.items() if rest)]
+    return [*shared, *(Remark([name], "; ".join(rest), name) for name, rest in own.items() if rest)]
 
 
 def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[str]:
@@ -222,6 +241,15 @@ def reached(content: Content) -> list[Reached]:
         )
         for (recipe, metric), by_scale in means.items()
     ]
+
+
+def by_levels(rows: Sequence[Reached]) -> list[tuple[list[Level], list[Reached]]]:
+    """Rows that share a table: those with the same levels, or with some of these."""
+    grids = sorted({frozenset(row.by_scale) for row in rows}, key=len, reverse=True)
+    tables: dict[frozenset[Level], list[Reached]] = {}
+    for row in rows:
+        tables.setdefault(next(grid for grid in grids if grid >= set(row.by_scale)), []).append(row)
+    return [(sorted(grid, key=level_order), members) for grid, members in tables.items()]
 
 
 def _digits(metric: str, reached: Sequence[AtScale]) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from initmem.errors import InitmemError
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
-from initmem.plots.styles import OPTIMIZERS, SEQUENCE, shades
+from initmem.plots.styles import OPTIMIZERS, SEQUENCE
 from initmem.theory import Array, require
 
 FIT = 1e-9  # how closely a flow has to fit y, relative to its largest entry
@@ -245,7 +245,7 @@ METHOD_STYLES = {
     "flow": Style(SEQUENCE[0], "o", "none", hollow=True, size=10),
     "decay": Style(SEQUENCE[2], "s", "none", hollow=True, size=9),
     "sgd": Style(OPTIMIZERS["sgd"].color, "D", "none", size=4.5),
-    "sgd with label noise": Style(shades(OPTIMIZERS["sgd"].color, 2)[0], "^", "none", size=5.5),
+    "sgd with label noise": Style(OPTIMIZERS["sgd"].hue, "^", "none", size=5.5, shade=-0.5),
 }
 
 

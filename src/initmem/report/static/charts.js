@@ -2,9 +2,9 @@
 // Lines with bands, drawn as SVG: no library, nothing to fetch.
 const initmem = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const COLORS = 14; // eight for recipes, six for ordered values
+  const COLORS = 16; // eight for recipes, six for ordered values, two for optimizers without a schedule
   const MARK = 5; // radius of the largest marker
-  const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
+  const DASHES = ["", "7 4", "9 3 2 3", "2 4"];
   const MARKERS = [
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0Z",
     "M-3.3-3.3H3.3V3.3H-3.3Z",
@@ -28,6 +28,18 @@ const initmem = (() => {
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     made.append(...children);
     return made;
+  }
+
+  // A look is [hue, shade, marker, dashes]; for lines that are only told apart, their number.
+  const look = (style) => (typeof style === "number" ? [style, 0, style, style] : style);
+
+  function paint(node, style) {
+    const [hue, shade] = look(style);
+    node.classList.add("series", `s${hue % COLORS}`);
+    if (!shade) return node;
+    node.classList.add(shade < 0 ? "deep" : "pale");
+    node.style.setProperty("--share", `${100 * Math.abs(shade)}%`);
+    return node;
   }
 
   function short(value) {
@@ -96,7 +108,7 @@ const initmem = (() => {
     if (names.length) box.left = Math.max(box.left, 6 * names[0].length); // it is slanted, and ends at its tick
     const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
     if (names.length) x.ticks = names.map((_, i) => i + 1);
-    const crowded = spec.lines.length > 3 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
+    const crowded = spec.lines.filter((line) => line.points.some((p) => p.y !== null)).length > (y.log ? 1 : 3) ? { class: "crowded" } : {}; // bands on bands hide the lines, and those around zero fill a log axis: see the one that is pointed at
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", ...crowded });
     host.setAttribute("role", "img");
     host.setAttribute("aria-label", described(spec));
@@ -156,7 +168,7 @@ const initmem = (() => {
 
   // Without an order of x (`bare`) points have error bars and no line.
   function drawLine(line, x, y, box, strip, dots, clip, bare) {
-    const group = svg("g", { class: `series s${line.style % COLORS}`, "data-name": line.label });
+    const group = paint(svg("g", { "data-name": line.label }), line.style), [, , marker, dashes] = look(line.style);
     const lowest = y.log ? y.low : -Infinity;
     const up = (v) => y.place(Math.max(v, lowest)).toFixed(1);
     const inner = svg("g", { "clip-path": `url(#${clip})` });
@@ -169,7 +181,7 @@ const initmem = (() => {
     }
     for (const run of bare ? [] : pieces(line.points, (p) => p.y !== null && (!y.log || p.y > 0))) {
       const d = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.y)}`).join("L");
-      const dash = DASHES[line.style % DASHES.length];
+      const dash = DASHES[dashes % DASHES.length];
       inner.append(svg("path", { class: "mean", d: `M${d}`, ...(dash ? { "stroke-dasharray": dash } : {}) }));
     }
     group.append(inner);
@@ -181,7 +193,7 @@ const initmem = (() => {
       const [px, py] = [x.place(p.x), beyond ? 4 + strip / 2 : y.place(p.y)];
       if (marked || beyond || i % every === 0) {
         const open = p.open || beyond ? " open" : "";
-        inner.append(svg("path", { class: `dot${open}`, d: MARKERS[line.style % MARKERS.length], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})` }));
+        inner.append(svg("path", { class: `dot${open}`, d: MARKERS[marker % MARKERS.length], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})` }));
       }
       dots.push({ px, py, point: p, line, index: i });
     });
@@ -286,6 +298,9 @@ const initmem = (() => {
   const SHAPE = { fill: "", stroke: "none", "stroke-width": "1px", "stroke-dasharray": "none", "stroke-linejoin": "miter", "stroke-linecap": "butt", opacity: "1" };
   const TEXT = { fill: "", "font-size": "", "font-family": "", "font-weight": "400" };
 
+  // A mixed color as other programs read it.
+  const plain = (value) => value.replace(/^color\(srgb ([\d.e-]+) ([\d.e-]+) ([\d.e-]+)\)$/, (_, ...rgb) => `rgb(${rgb.slice(0, 3).map((v) => Math.round(255 * v)).join(", ")})`);
+
   // The chart with its title and legend as one SVG, in light colors, with every style written into it.
   function picture(host, spec) {
     const drawn = host.querySelector("svg"), [, , width, height] = drawn.getAttribute("viewBox").split(" ").map(Number);
@@ -308,13 +323,13 @@ const initmem = (() => {
     const stage = html("div", { class: "stage", "aria-hidden": "true" }, [whole]); // in the page, so that the style sheet applies
     document.body.append(stage);
     for (const part of whole.querySelectorAll("*")) {
-      const look = getComputedStyle(part);
+      const computed = getComputedStyle(part);
       for (const [name, usual] of Object.entries(part.tagName === "text" ? TEXT : SHAPE)) {
-        const value = look.getPropertyValue(name);
+        const value = plain(computed.getPropertyValue(name));
         if (!part.hasAttribute(name) && value !== usual && !["g", "svg", "defs"].includes(part.tagName)) part.setAttribute(name, value);
       }
     }
-    for (const part of whole.querySelectorAll("[class]")) part.removeAttribute("class");
+    for (const part of whole.querySelectorAll("[class]")) for (const name of ["class", "style"]) part.removeAttribute(name);
     stage.remove();
     return new XMLSerializer().serializeToString(whole);
   }
@@ -355,11 +370,12 @@ const initmem = (() => {
   }
 
   function sample(style) {
-    const dash = DASHES[style % DASHES.length];
-    return svg("svg", { viewBox: "0 0 34 14", "aria-hidden": "true", class: `series s${style % COLORS}` }, [
+    const [, , marker, dashes] = look(style), dash = DASHES[dashes % DASHES.length];
+    const drawn = svg("svg", { viewBox: "0 0 34 14", "aria-hidden": "true" }, [
       svg("line", { class: "mean", x1: 2, x2: 32, y1: 7, y2: 7, ...(dash ? { "stroke-dasharray": dash } : {}) }),
-      svg("path", { class: "dot", d: MARKERS[style % MARKERS.length], transform: "translate(17 7)" }),
+      svg("path", { class: "dot", d: MARKERS[marker % MARKERS.length], transform: "translate(17 7)" }),
     ]);
+    return paint(drawn, style);
   }
 
   return { draw, domain, dim, files, html, sample, short, tip };

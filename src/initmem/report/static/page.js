@@ -47,7 +47,9 @@
       state.key = key;
       choose();
     });
-    segments(root.querySelector(".axes"), `${part}-y`, [["", "y as it fits"], ["zero", "from 0"], ["log", "log"]], state.y, (kind) => {
+    const several = data.choices.some((choice) => choice.panels.length > 1);
+    const heights = [["", "y as it fits"], ...(several ? [["same", "same for all"]] : []), ["zero", "from 0"], ["log", "log"]];
+    segments(root.querySelector(".axes"), `${part}-y`, heights, state.y, (kind) => {
       state.y = kind;
       redraw();
     });
@@ -59,7 +61,7 @@
   function host(root, data, choice, panel, specOf) {
     const place = html("div", { class: "plot", tabindex: "0" });
     const caption = html("figcaption", {}, [html("span", {}, [panel.title])]);
-    const rows = () => [titlesOf(choice), ...panel.series.flatMap((one) => pointsOf(data, choice, one).map((p) => [one.name, ...valuesOf(p)]))];
+    const rows = () => [titlesOf(choice), ...panel.series.flatMap((one) => pointsOf(data, choice, panel, one).map((p) => [one.name, ...valuesOf(p)]))];
     caption.append(initmem.files(place, () => [choice.title, panel.title].filter(Boolean).join(" "), specOf, rows));
     root.querySelector(".charts").append(html("figure", { class: "chart" }, [caption, place]));
     return place;
@@ -70,8 +72,10 @@
     const choice = data.choices.find((one) => one.key === state.key), series = choice.panels.flatMap((panel) => panel.series);
     if (!pair || new Set(series.map((one) => one.recipe)).size < series.length) return choice;
     const both = pair.map((recipe) => series.find((one) => one.recipe === recipe)).filter(Boolean);
-    const clash = both.length > 1 && both[0].style === both[1].style;
-    return { ...choice, panels: [{ title: "", series: both.map((one, i) => ({ ...one, label: one.name, style: clash ? i : one.style })) }] };
+    const homes = both.map((one) => choice.panels.find((panel) => panel.series.includes(one)));
+    if (new Set(homes.map((panel) => String(panel.names))).size > 1) return choice; // one by scale, one by intervention
+    const clash = both.length > 1 && String(both[0].style) === String(both[1].style);
+    return { ...choice, panels: [{ ...homes[0], title: "", series: both.map((one, i) => ({ ...one, label: one.name, style: clash ? i : one.style })) }] };
   }
 
   function segments(box, name, options, current, choose) {
@@ -93,11 +97,13 @@
   // One legend for all charts, or one below each of them where the lines are too many to look different.
   function legend(root, data, state, hosts, redraw) {
     const { panels } = choiceOf(data, state);
-    const labels = (series) => new Map(series.map((one) => [one.label, one.style]));
-    const every = labels(panels.flatMap((panel) => panel.series)), place = root.querySelector(".legend");
-    const apart = every.size > 8;
+    const drawn = (one) => data.values[one.values].y.some((y) => y !== null) || data.values[one.values].never;
+    const labels = (series) => new Map(series.filter(drawn).map((one) => [one.label, one.style]));
+    const every = panels.flatMap((panel) => panel.series).filter(drawn), place = root.querySelector(".legend");
+    const looks = new Map(every.map((one) => [`${one.label} ${one.style}`, one.label]));
+    const apart = looks.size > 8 || new Set(looks.values()).size < looks.size;
     place.hidden = isApart(panels) || apart;
-    place.replaceChildren(...keys(every, state, hosts, redraw));
+    place.replaceChildren(...keys(labels(every), state, hosts, redraw));
     if (apart) hosts.forEach((host, i) => host.after(html("div", { class: "legend" }, keys(labels(panels[i].series), state, [host], redraw))));
   }
 
@@ -143,21 +149,34 @@
   }
 
   function specsOf(data, state) {
-    const choice = choiceOf(data, state);
-    const hidden = (one) => !matches(one.recipe) || (!isApart(choice.panels) && state.off.has(one.label));
-    const lines = choice.panels.map((panel) => panel.series.filter((one) => !hidden(one)).map((one) => lineOf(data, choice, one)));
+    const choice = choiceOf(data, state), { panels } = choice;
+    const hidden = (one) => !matches(one.recipe) || (!isApart(panels) && state.off.has(one.label));
+    const lines = panels.map((panel) => panel.series.filter((one) => !hidden(one)).map((one) => lineOf(data, choice, panel, one)));
     const points = lines.flat().flatMap((line) => line.points);
     const ylog = state.y ? state.y === "log" : choice.ylog || (choice.ceiling && wide(points));
-    const heights = ylog ? points.map((p) => p.y) : [...withBands(points), ...(state.y === "zero" ? [0] : [])];
     const whole = ["seeds", "epoch"].includes(choice.x);
-    const ends = lines.flat().filter((line) => line.points.length).map((line) => Math.max(...line.points.map((p) => p.x)));
-    const apart = Math.max(...ends) / Math.min(...ends); // recipes of 12 and of 2,400 epochs do not fit on one scale
-    const several = !choice.names.length && choice.panels.length > 1 && apart > 3, xlog = choice.xlog || (!several && whole && apart > 5);
-    if (xlog) for (const line of lines.flat()) line.points = line.points.filter((p) => p.x > 0);
-    const xOf = (shown) => ({ title: choice.x, names: choice.names, log: xlog, whole, limits: initmem.domain(shown.flatMap((line) => line.points.map((p) => p.x)), xlog) });
-    const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog, 4) };
-    const ceiling = points.some((p) => p.beyond), x = xOf(lines.flat());
-    return choice.panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x: several ? xOf(lines[i]) : x, y, ceiling }));
+    const ends = (shown) => shown.filter((line) => line.points.length).map((line) => Math.max(...line.points.map((p) => p.x)));
+    const apart = (shown) => Math.max(...ends(shown)) / Math.min(...ends(shown));
+    const named = panels.some((panel) => panel.names.length), ownX = panels.length > 1 && (named || apart(lines.flat()) > 3);
+    const xOf = (panel, shown) => {
+      const log = choice.xlog || (whole && apart(shown) > 3); // 12 and 2,400 epochs do not fit on one scale
+      if (log) for (const line of shown) line.points = line.points.filter((p) => p.x > 0);
+      return { title: panel.x, names: panel.names, log, whole, limits: initmem.domain(shown.flatMap((line) => line.points.map((p) => p.x)), log) };
+    };
+    const heights = (shown) => {
+      const there = shown.flatMap((line) => line.points);
+      return ylog ? there.map((p) => p.y) : [...withBands(there), ...(state.y === "zero" ? [0] : [])];
+    };
+    const yOf = (shown) => ({ title: choice.y, log: ylog, limits: initmem.domain(heights(shown), ylog, 4) });
+    const ceiling = points.some((p) => p.beyond), x = ownX ? null : xOf(panels[0], lines.flat()), y = yOf(lines.flat());
+    const ownY = state.y !== "same" && !ylog && panels.length > 1 && disparate(lines.map((shown) => yOf(shown).limits), y.limits);
+    return panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x: x ?? xOf(panel, lines[i]), y: ownY ? yOf(lines[i]) : y, ceiling }));
+  }
+
+  // Charts whose values lie far apart, as of several datasets, would all be flat on one axis.
+  function disparate(limits, [low, high]) {
+    const sizes = limits.map(([from, to]) => to - from).sort((a, b) => a - b);
+    return sizes[Math.floor(sizes.length / 2)] < (high - low) / 4;
   }
 
   // Bands of few seeds are wide: beyond the range of the values itself, above and below, they leave the chart.
@@ -173,18 +192,18 @@
     return known.length > 0 && Math.max(...known) > 20 * Math.min(...known);
   }
 
-  function lineOf(data, choice, series) {
-    return { label: series.label, name: series.name, style: series.style, points: pointsOf(data, choice, series).filter((p) => p.x !== null) };
+  function lineOf(data, choice, panel, series) {
+    return { label: series.label, name: series.name, style: series.style, points: pointsOf(data, choice, panel, series).filter((p) => p.x !== null) };
   }
 
-  const pointsOf = (data, choice, series) => series.x.map((x, i) => pointOf(data, choice, series, x, i));
+  const pointsOf = (data, choice, panel, series) => series.x.map((x, i) => pointOf(data, choice, panel, series, x, i));
 
-  function pointOf(data, choice, series, x, i) {
+  function pointOf(data, choice, panel, series, x, i) {
     const values = data.values[series.values], ids = series.runs === null ? null : data.runs[series.runs][i];
     const at = (name) => values[name]?.[i] ?? null;
     const [y, low, high, limits, never, n] = ["y", "low", "high", "limits", "never", "n"].map(at);
-    const level = choice.names.length ? choice.names[x - 1] : x;
-    const words = [choice.names.length ? level : `${choice.x} = ${short(x)}`];
+    const level = panel.names.length ? panel.names[x - 1] : x;
+    const words = [panel.names.length ? level : `${choice.x} = ${short(x)}`];
     words.push(y === null ? `${choice.y}: not reached by half of the runs` : `${choice.y}: ${short4(y)}`);
     if (limits && limits[0] !== null) words.push(`${choice.limits}: ${short4(limits[0])} to ${short4(limits[1])}`);
     if (y !== null && low !== null && high !== null) words.push(`${choice.band}: ${short4(low)} to ${short4(high)}`);
@@ -209,7 +228,7 @@
     if (pair) return pair.includes(recipe);
     if (!filter.length) return true;
     const row = rowsWithRecipe(document.getElementById("memory") ?? document.body).find((one) => recipeOf(one) === recipe);
-    const text = (row?.textContent ?? "").toLowerCase();
+    const text = `${row?.textContent ?? ""} ${row?.querySelector("[title]")?.title ?? ""}`.toLowerCase();
     return !row || filter.every((word) => text.includes(word));
   }
 
@@ -256,8 +275,8 @@
 
   function fill(details, data, state) {
     const choice = choiceOf(data, state);
-    const series = choice.panels.flatMap((panel) => panel.series);
-    const rows = series.flatMap((one) => pointsOf(data, choice, one).map((p) => [one.name, p]));
+    const lines = choice.panels.flatMap((panel) => panel.series.map((one) => [panel, one]));
+    const rows = lines.flatMap(([panel, one]) => pointsOf(data, choice, panel, one).map((p) => [one.name, p]));
     const columns = titlesOf(choice).map((title, i) => [title, i ? "number" : "text"]);
     const cells = rows.map(([name, p]) => [link(name, p.href), ...valuesOf(p)]);
     details.replaceChildren(details.firstElementChild, tableOf(`values-${choice.key}`, `${choice.title} of every recipe`, columns, cells));
