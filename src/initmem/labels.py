@@ -72,8 +72,8 @@ LONG = 32  # letters of a name that a column of a page has room for
 
 
 def short_labels(recipes: Sequence[AnyRecipe]) -> list[str]:
-    """Names that a table has room for. Where one of `labels` is long, they name the optimizer, the dataset, and
-    what differs between recipes with the same of both, as far as this tells all of them apart."""
+    """Names that a table has room for: where one of `labels` is long, the optimizer, the dataset, and what
+    differs between recipes with the same of both, as far as this tells all of them apart."""
     full = labels(recipes)
     bundled = [recipe for recipe in recipes if not isinstance(recipe, PipelineRecipe)]
     if len(bundled) < len(recipes) or max(map(len, full), default=0) <= LONG:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import AxesImage
 
 from initmem.intervention import Level, level_text
@@ -26,7 +27,9 @@ from initmem.plots.model import (
 
 FAINT, INK = "#8A8A8A", "#404040"
 MANY = 12  # points beyond which only some carry a marker
-ROOM_FOR_TEXT = 6  # up to so many scales the values are written into the cells of a heat map
+ROOM_FOR_TEXT = 6  # up to so many columns the values are written into the cells of a heat map
+# From little to much, as in the report.
+BLUES = ("#EEF4FA", "#DAE8F5", "#C1D9ED", "#A2C6E3", "#7EB0D8", "#5D9BCC", "#3273AD", "#1F5C96", "#0E4376")
 Limits = tuple[float, float]
 Options = dict[str, Any]  # of matplotlib artists
 
@@ -157,12 +160,18 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     style["clip_on"] = panel.top is None
     # On long lines only some points carry a marker, each series at its own positions along the line.
     long = series.style.dash != "none" and len(series.known()) > MANY
-    marked = (0.02 * (index % 6), 0.12) if long else None
+    marked = _marked(len(series.x), index, log=axes.get_xscale() == "log") if long else None
     axes.plot(series.x, y, **style, markevery=marked, label=series.label)
     partial = series.partial()
     if partial:
         style |= {"linestyle": "none", "markerfacecolor": "white", "markersize": 4.0}
         axes.plot([series.x[i] for i in partial], [y[i] for i in partial], **style, zorder=5)
+
+
+def _marked(n: int, index: int, *, log: bool) -> list[int]:
+    """Eight points of a long line, evenly along its axis and elsewhere than those of the next line."""
+    places = (np.arange(8) + (1 + index % 6) / 7) / 8
+    return sorted({int(at) for at in (n**places - 1 if log else places * (n - 1))})
 
 
 def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
@@ -224,15 +233,16 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
-    """Colored cells, hatched where there are no runs."""
+def draw_heatmap(axes: Axes, panel: Heatmap, room: int = ROOM_FOR_TEXT) -> AxesImage:
+    """Colored cells, hatched where there are no runs, with values in up to `room` columns."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     if any(math.isnan(y) for row in panel.rows for y in row.y):
         axes.patch.set(hatch="//////", edgecolor="#C8C8C8", facecolor="white")  # seen where a cell is empty
     low, high = panel.limits
     values = [row.y for row in panel.rows]
-    image = axes.imshow(values, aspect="auto", cmap="cividis", vmin=low, vmax=high, zorder=1)
+    colors = LinearSegmentedColormap.from_list("blues", BLUES)
+    image = axes.imshow(values, aspect="auto", cmap=colors, vmin=low, vmax=high, zorder=1)
     axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
     axes.tick_params(length=0)
     x = panel.rows[0].x
@@ -243,9 +253,9 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
     for i, j in np.ndindex(len(panel.rows), len(x)):
         value = panel.rows[i].y[j]
         sign = "× " if panel.crossed and panel.crossed[i][j] else ""
-        shown = f"{sign}{value:.1f}" if len(x) <= ROOM_FOR_TEXT else sign.strip()
+        shown = f"{sign}{value:.{panel.digits}f}" if len(x) <= room else sign.strip()
         if shown and not math.isnan(value):
-            ink = "white" if (value - low) < 0.55 * (high - low) else "black"
+            ink = "white" if (value - low) > 0.6 * (high - low) else "black"
             axes.text(j, i, shown, color=ink, ha="center", va="center", fontsize=5.5)
     for i, row in enumerate(panel.intervals):
         measured = "—" if row.value is None else f"{row.value:.1f}"

@@ -20,6 +20,7 @@ from initmem.measures.statistics import ALPHA
 from initmem.measures.tradeoff import tradeoffs
 from initmem.metric import metric_of
 from initmem.plots.model import (
+    INTERVENTION,
     SIGMA,
     Entry,
     Heatmap,
@@ -60,6 +61,7 @@ PANEL_TITLES = {
 }
 FACETS = ("dataset", "model", "optimizer", "batch_size", "width", "learning_rate", "l2")
 MOST_LINES, MOST_BANDS = 8, 3  # in a panel
+MOST_APART = 3  # recipes of 12 and of 2,400 epochs need a logarithmic axis
 
 
 class _Line(NamedTuple):
@@ -73,24 +75,25 @@ class _Line(NamedTuple):
 def _facets(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> dict[str, list[_Line]]:
     """The recipes by the panel in which they are drawn: in the given order, then as they come.
 
-    More than eight are divided by the first field of `FACETS` in which they differ. A label then names what
-    differs within a panel, and means the same style in all of them.
+    Scales and interventions have no axis in common. More than eight recipes are divided by the first field of
+    `FACETS` in which they differ. A label then names what differs within a panel.
     """
     groups = by_recipe(records, order)
     varied = [name for name in FACETS if len({recipe.get(name) for recipe in groups}) > 1]
-    parts: dict[str, dict[str, AnyRecipe]] = {}  # by title and label
-    if len(groups) <= MOST_LINES or not varied:
-        parts[""] = dict(zip(labelled(records, order), groups, strict=True))
-    else:
-        for recipe in groups:
-            parts.setdefault(phrase(recipe, varied[0]), {})[recipe.id] = recipe
-        for title, part in parts.items():
-            parts[title] = dict(zip(labels(list(part.values())), part.values(), strict=True))
-    styles: dict[str, Style] = {}
-    for part in parts.values():
-        styles = dict(zip(part, recipe_styles(list(part.values())), strict=True)) | styles
+    divided = varied[0] if varied and len(groups) > MOST_LINES else None
+    kinds = {recipe: any(one.run.intervention for one in group) for recipe, group in groups.items()}
+    parts: dict[str, list[AnyRecipe]] = {}
+    for recipe, intervened in kinds.items():
+        titles = [phrase(recipe, divided)] if divided else []
+        titles += ["interventions" if intervened else "scales"] * (len(set(kinds.values())) > 1)
+        parts.setdefault(", ".join(titles), []).append(recipe)
+    names = labelled(records, order)
+    labels_of = {title: labels(part) if len(parts) > 1 else list(names) for title, part in parts.items()}
     return {
-        title: [_Line(label, styles[label], plain(groups[recipe])) for label, recipe in part.items()]
+        title: [
+            _Line(label, style, plain(groups[recipe]))
+            for label, style, recipe in zip(labels_of[title], recipe_styles(part), part, strict=True)
+        ]
         for title, part in parts.items()
     }
 
@@ -117,7 +120,8 @@ def scale_plot(
             title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
             series = [profile_series(line.records, one.name).named(line.label, line.style) for line in lines]
             top = 100.0 if one.is_percentage else None
-            panels.append(Panel(facet or title, SIGMA, one.title, series, top=top))
+            named = any(isinstance(x, str) for line in series for x in line.x)
+            panels.append(Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top))
         alike = len(panels) == 2 and shown[0].unit == shown[1].unit
         rows.append(_on_one_axis(panels) if alike else panels)
     return _rows_of_lines(rows, records, MEAN)
@@ -165,9 +169,13 @@ def beta_plot(
             there = [
                 x for one in drawn for x, y in zip(numbers(one.x), one.y, strict=True) if not math.isnan(y)
             ]
+            ends = [max(numbers(one.x)) for one in drawn]
+            far = clock is None and max(ends) > MOST_APART * min(ends)
             margin = 0.03 * (max(there) - min(there)) + 0.1
             limits = (min(there) - margin, max(there) + margin) if facet and clock is None else None
-            panel = Panel(facet or title, x_title, BETA, drawn, log_x=clock is not None, log_y=True)
+            if far:
+                limits = (min(there) / 1.2, max(there) * 1.2)
+            panel = Panel(facet or title, x_title, BETA, drawn, log_x=far or clock is not None, log_y=True)
             panels.append(panel._replace(x_limits=limits))
     why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
     if not panels:
@@ -265,7 +273,7 @@ def layers_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
             lines = [
                 Series(label, UNSTYLED, layers, y) for (label, _), y in zip(recipes, values, strict=True)
             ]
-            maps.append([Heatmap(title, "", "1: kept, 0: forgotten", lines, limits=(0.0, 1.0))])
+            maps.append([Heatmap(title, "", "1: kept, 0: forgotten", lines, (0.0, 1.0), digits=2)])
     return Plot(maps, head="What layers keep of their initialization, at the selected epoch")
 
 
@@ -334,14 +342,26 @@ def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str
 
 
 def _rows_of_lines(rows: Sequence[Sequence[Panel]], records: Sequence[RunRecord], about: str) -> Plot:
-    """Panels of lines with one legend, in rows of three."""
-    named = {one.label: one.style for row in rows for panel in row for one in panel.series if one.x}
-    entries = [Entry(label, style) for label, style in named.items()]
+    """Panels of lines in rows of three, with one legend, or one below each where styles come again."""
     crowded = any(len(panel.series) > MOST_BANDS for row in rows for panel in row)
     rows = [[panel._replace(with_bands=not crowded) for panel in row] for row in rows]
+    keys = {
+        panel.title: [Entry(one.label, one.style) for one in panel.series] for row in rows for panel in row
+    }
+    entries = list(dict.fromkeys(entry for key in keys.values() for entry in key))
+    apart = max(len(entries), 1) > len({entry.style for entry in entries})
+    apart |= len(entries) > len({entry.label for entry in entries})
+    if apart:  # panels of one title stand in a row and have the same lines
+        rows = [
+            [
+                panel._replace(key=[] if i and panel.title == row[i - 1].title else keys[panel.title])
+                for i, panel in enumerate(row)
+            ]
+            for row in rows
+        ]
     return Plot(
         rows,
-        [entries[i : i + 3] for i in range(0, len(entries), 3)],
+        [] if apart else [entries[i : i + 3] for i in range(0, len(entries), 3)],
         about=[f"Lines: {about}", *["Bands are left out, as there are many lines"] * crowded],
         origin={"Machine": machines(records)},
         row_height=3.0 if len(rows) == 1 else 2.2,

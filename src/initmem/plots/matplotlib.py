@@ -19,7 +19,15 @@ from matplotlib.text import Text
 
 from initmem.errors import ConfigError, StoreError
 from initmem.files import write_output
-from initmem.plots.axes import INK, draw_heatmap, draw_intervals, draw_panel, line_options, no_runs
+from initmem.plots.axes import (
+    INK,
+    ROOM_FOR_TEXT,
+    draw_heatmap,
+    draw_intervals,
+    draw_panel,
+    line_options,
+    no_runs,
+)
 from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, caption, log_limits
 from initmem.record import INTERPOLATION
 
@@ -27,6 +35,7 @@ WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")
 CAPTION, CAPTION_WIDTH = 6.0, 160  # points, and letters of a line
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
+LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 2.8, "columnspacing": 1.4, "labelspacing": 0.3}
 STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
 
@@ -36,7 +45,7 @@ def draw(plot: Plot, *, captioned: bool = True) -> tuple[Figure, list[Axes]]:
     Rows and columns of panels without any runs are left out: the caption names what is missing.
     """
     rows = _without_empty(plot)
-    heights = [_height(row, plot) for row in rows]
+    heights = [height for row in rows for height in (_height(row, plot), *_key_height(row))]
     maps = [panel for row in rows for panel in row if isinstance(panel, Heatmap)]
     own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colors needs a row of its own
     heights += [1.05] * own_row
@@ -125,33 +134,66 @@ def _draw_rows(
     """Draw every panel; an axis title that the panel beside or below repeats is left out."""
     drawn: list[tuple[Axes, AnyPanel]] = []
     limits = log_limits(plot)
+    below_panels = 0  # rows of the grid with legends
     named = [entry.label for line in plot.legend for entry in line]
     for i, row in enumerate(rows):
         for j, panel in enumerate(row):
             wide = 1 if isinstance(panel, Heatmap) else grid.ncols // len(row)
-            axes = figure.add_subplot(grid[i, j * wide : (j + 1) * wide])
+            axes = figure.add_subplot(grid[i + below_panels, j * wide : (j + 1) * wide])
             letter = f"({chr(ord('a') + len(drawn))}) " if plot.lettered else ""
             axes.set_title(letter + panel.title)
-            draw_any(axes, panel, limits, named)
+            draw_any(axes, panel, limits, named, alone=len(row) == 1)
             below = rows[i + 1][j] if i + 1 < len(rows) and len(rows[i + 1]) == len(row) else None
             if _repeated(panel, below)[0]:
                 axes.set_xlabel("")
             if _repeated(panel, row[j - 1] if j else None)[1]:
                 axes.set_ylabel("")
             drawn.append((axes, panel))
+        if _key_height(row):
+            below_panels += 1
+            keys = [(j, panel.key) for j, panel in enumerate(row) if isinstance(panel, Panel) and panel.key]
+            for k, (j, key) in enumerate(keys):
+                end = keys[k + 1][0] if k + 1 < len(keys) else len(row)
+                place = grid[i + below_panels, j * wide : end * wide]
+                _draw_panel_key(figure.add_subplot(place), key, _columns(key, (end - j) / len(row)))
     return drawn
 
 
+def _columns(key: Sequence[Entry], share: float) -> int:
+    """How many entries stand next to each other in a part of the page."""
+    return max(1, min(len(key), int(share * WIDTH / _entry_width(key))))
+
+
+def _key_height(row: Sequence[AnyPanel]) -> list[float]:
+    """The height of the legends below a row, where it has any."""
+    keys = [panel.key for panel in row if isinstance(panel, Panel) and panel.key]
+    return (
+        [0.1 + 0.15 * max(math.ceil(len(key) / _columns(key, 1 / len(keys))) for key in keys)] if keys else []
+    )
+
+
+def _draw_panel_key(axes: Axes, key: Sequence[Entry], columns: int) -> None:
+    """The legend of one panel."""
+    axes.set_axis_off()
+    handles = [Line2D([], [], **line_options(entry.style), label=entry.label) for entry in key]
+    axes.legend(handles=handles, loc="upper left", ncols=columns, **LEGEND, borderaxespad=0, fontsize=6)
+
+
 def draw_any(
-    axes: Axes, panel: AnyPanel, limits: dict[str, tuple[float, float]], named: Sequence[str] = ()
+    axes: Axes,
+    panel: AnyPanel,
+    limits: dict[str, tuple[float, float]],
+    named: Sequence[str] = (),
+    *,
+    alone: bool = True,
 ) -> None:
-    """Draw a panel of any kind."""
+    """Draw a panel of any kind; `alone` in its row it has room for more text."""
     if isinstance(panel, Panel):
         draw_panel(axes, panel, limits.get(panel.y_title) if panel.log_y else None, named)
     elif isinstance(panel, Intervals):
         draw_intervals(axes, panel)
     else:
-        draw_heatmap(axes, panel)
+        draw_heatmap(axes, panel, ROOM_FOR_TEXT * (1 + alone))
 
 
 def _repeated(panel: AnyPanel, other: AnyPanel | None) -> tuple[bool, bool]:
@@ -191,10 +233,7 @@ def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
         handles=[Line2D([], [], **line_options(entry.style), label=entry.label) for entry in entries],
         loc="outside upper center",
         ncols=wide,
-        frameon=False,
-        handlelength=2.8,
-        columnspacing=1.4,
-        labelspacing=0.3,
+        **LEGEND,
     )
 
 
@@ -203,9 +242,14 @@ def legend_rows(rows: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
     entries = [entry for row in rows for entry in row]
     if not entries:
         return []
-    room = int(WIDTH / (0.62 + 0.058 * max(len(entry.label) for entry in entries)))  # inches, about
+    room = int(WIDTH / _entry_width(entries))
     wide = min(max(1, room), max(map(len, rows)))
     return [entries[i : i + wide] for i in range(0, len(entries), wide)]
+
+
+def _entry_width(entries: Sequence[Entry]) -> float:
+    """The room that the longest entry of a legend needs, about, in inches."""
+    return 0.62 + 0.058 * max(len(entry.label) for entry in entries)
 
 
 def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:

@@ -136,6 +136,13 @@ class Intervals(NamedTuple):
         return any(row.value is not None for row in self.rows)
 
 
+class Entry(NamedTuple):
+    """A line of the legend."""
+
+    label: str
+    style: Style
+
+
 class Panel(NamedTuple):
     """Series over one pair of axes. A panel without series says so where it would stand."""
 
@@ -151,6 +158,7 @@ class Panel(NamedTuple):
     ceiling: float | None = None  # the last epoch: values beyond it are shown above
     top: float | None = None  # no value can be above, as for percentages
     with_bands: bool = True
+    key: Sequence[Entry] = ()  # a legend of its own, below the panel
     log_x: bool = False
     log_y: bool = False
     void: str = "no values"  # what to say where there are runs but none has a value
@@ -181,6 +189,7 @@ class Heatmap(NamedTuple):
     limits: tuple[float, float]  # of the colors, shared by all maps of a plot
     crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
     intervals: Sequence[Interval] = ()  # written right of each row
+    digits: int = 1  # after the point, where there is room for values
 
     def has_runs(self) -> bool:
         """Whether there is anything to draw."""
@@ -208,13 +217,6 @@ def numbers(levels: Sequence[Level]) -> list[float]:
 def decimals_between(low: float, high: float) -> int:
     """How many decimals values between two limits need: a twentieth of their range can be told."""
     return max(0, math.ceil(1.3 - math.log10(high - low))) if high > low else 3
-
-
-class Entry(NamedTuple):
-    """A line of the legend."""
-
-    label: str
-    style: Style
 
 
 class Plot(NamedTuple):

@@ -72,8 +72,8 @@ def learning(content: Content) -> dict[str, Plot]:
     """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
     columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
     shown = {recipe: _spread_levels(item.runs) for recipe, item in content.stats.items()}
-    few = any(len(levels) < len(content.stats[recipe].runs) for recipe, levels in shown.items())
-    left_out = f" Of each recipe, {len(ORDERED)} are drawn." if few else ""
+    most = max((len(item.runs) for item in content.stats.values()), default=0)
+    few = f" {len(ORDERED)} of {most} scales are drawn." if most > len(ORDERED) else ""
     plots = {}
     for column in list(columns)[:MOST_METRICS]:
         title = column.replace("_", " ")
@@ -83,7 +83,9 @@ def learning(content: Content) -> dict[str, Plot]:
             )
             for recipe, item in content.stats.items()
         ]
-        about = f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{left_out}"
+        about = (
+            f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{few}"
+        )
         plots[column] = Plot([panels], head=title.capitalize(), about=[about])
     return _with_values(plots)
 
@@ -266,5 +268,5 @@ def layer_maps(content: Content) -> list[HeatMap]:
         epochs = [every[i] for i in thinned(len(every), MOST_COLUMNS)]
         names = list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]
         rows = [(name, [layers[name].get(epoch) for epoch in epochs]) for name in names]
-        maps.append(HeatMap(content.names[recipe], recipe.id, epochs, rows, (min(values), max(values))))
+        maps.append(HeatMap(content.names[recipe], recipe.id, epochs, rows, (min(0.0, *values), 1.0)))
     return maps

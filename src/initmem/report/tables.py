@@ -375,6 +375,8 @@ def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
         row += [origin.get("attempts"), ", ".join(causes), numbered[_environment(record)]]
         row += [origin.get("pack"), origin.get("seconds"), *numbers(map(record.metric, own))]
         rows.append(row)
-    settings = ", ".join(f"{name} = {value}" for name, value in recipe.settings().items())
+    settings = ", ".join(
+        f"{name} = {value}" for name, value in recipe.settings().items() if value not in (None, "")
+    )
     columns = [*RUN_COLUMNS, *(name.replace("_", " ") for name in own)]
     return {"columns": columns, "rows": rows, "settings": settings}
