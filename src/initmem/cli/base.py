@@ -166,7 +166,11 @@ Timeout = Annotated[
 RetryCrashed = Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")]
 KeepOld = Annotated[bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")]
 KeepGoing = Annotated[bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")]
-Verbose = Annotated[bool, flag("-v", "Also print the layers in use, the metric and a legend.", "--verbose")]
+Verbose = Annotated[
+    bool,
+    flag("-v", "Also the layers in use, the metric, a legend and every note.", "--verbose", "--explain"),
+]
+Explain = Annotated[bool, flag("--explain", "Also every note on single recipes.")]
 
 
 # -- the application and its output --------------------------------------------------------------------------

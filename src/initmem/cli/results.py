@@ -85,6 +85,7 @@ def measure(
     form: Annotated[
         str | None, option("NAME", "In place of a table here: latex, markdown or csv.", "--format")
     ] = None,
+    explain: base.Explain = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.
@@ -103,7 +104,7 @@ def measure(
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     if what == "memory" and not as_json:
         memories = memory_table(data, metric, **options)
-        write(verdict_table(memories), memories.rows(), form)
+        write(verdict_table(memories, explain=explain), memories.rows(), form)
         if metric is None and memories:
             say(metric_reason(memories[0].metric, data.records), err=bool(form))
         return

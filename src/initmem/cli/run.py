@@ -219,7 +219,7 @@ def print_outcome(
     for line in [*crash_lines(records), *(applied_lines(records) if settings.trainer else ())]:
         say(line)
     if memories:
-        show(verdict_table(memories, until=until), legend=verbose)
+        show(verdict_table(memories, until=until, explain=verbose), legend=verbose)
     if memories and (verbose or metric != "test_accuracy"):
         say(metric_reason(metric, records))
     say(f"{end}; next: initmem report {store}")

@@ -329,16 +329,17 @@ def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
     }
 
 
-def verdict_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
+def verdict_table(rows: Sequence[Memory], *, until: float | None = None, explain: bool = False) -> Table:
     """A row per recipe; `until` is the interval width that was asked for."""
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
+    notes = shared_notes(rows, until)
     body = [memory_cells(row) for row in rows]
     columns = columns_of(rows)
     shown = [key for key in columns if key != "remarks"]
     shown = [key for key in shown if key not in OPTIONAL or any(cells[key].text for cells in body)]
     cells = [[row[key] for key in shown] for row in body]
-    return Table(title, [columns[key] for key in shown], cells, notes=shared_notes(rows, until))
+    return Table(title, [columns[key] for key in shown], cells, notes=notes if explain else shortened(notes))
 
 
 def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str]:
@@ -352,8 +353,13 @@ def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str
     for note, names in about.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         lines.append(note if len(names) == len(rows) else f"{', '.join(names[:2])}{more}: {note}")
-    left = len(lines) - MOST_NOTES
-    return [*lines[:MOST_NOTES], *([f"{count(left, 'more note')} (--json has them all)"] if left > 0 else [])]
+    return lines
+
+
+def shortened(notes: Sequence[str]) -> list[str]:
+    """The first notes, and how many more there are."""
+    left = len(notes) - MOST_NOTES
+    return [*notes[:MOST_NOTES], *([f"{count(left, 'more note')} (--explain lists all)"] if left > 0 else [])]
 
 
 def memory_remark(row: Memory, until: float | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from initmem.report.content import Content, RecipeStats, at_level
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
+MOST_TRACES = 10  # seeds whose curves are drawn one by one
 MOST_COLUMNS, MOST_LAYERS = 12, 24  # of a heat map of layers
 SIMULTANEOUS = "95% simultaneous band"
 SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
@@ -87,7 +88,32 @@ def learning(content: Content) -> dict[str, Plot]:
             f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{few}"
         )
         plots[column] = Plot([panels], head=title.capitalize(), about=[about])
+    if columns:
+        plots["seeds"] = _seeds(content, next(iter(columns)), shown)
     return _with_values(plots)
+
+
+def _seeds(content: Content, column: str, shown: Mapping[AnyRecipe, Sequence[Level]]) -> Plot:
+    """The same curves run by run: a panel per recipe, a line per scale and seed."""
+    panels, fewer = [], False
+    for recipe, item in content.stats.items():
+        values, levels, seeds = item.traces(column)
+        at = thinned(values.shape[2], MOST_EPOCHS // 2)
+        epochs = [float(epoch + 1) for epoch in at]
+        fewer |= len(seeds) > MOST_TRACES
+        series = [
+            Series(
+                at_level(level), style, epochs, one[at].tolist(), n=[1] * len(at), recipe_id=recipe.id
+            )._replace(name=f"{content.names[recipe]}, {at_level(level)}, seed {seed:g}")
+            for level, style in zip(shown[recipe], ORDERED, strict=False)
+            if level in levels
+            for seed, one in zip(seeds[:MOST_TRACES], values[:, levels.index(level)], strict=False)
+            if np.isfinite(one).any()
+        ]
+        panels.append(Panel(content.names[recipe], "epoch", metric_title(column), series))
+    few = f", of the first {MOST_TRACES} seeds" if fewer else ""
+    about = f"The {column.replace('_', ' ')} of every run{few}: a line per seed, in the color of its scale."
+    return Plot([panels], head="Single seeds", about=[about])
 
 
 def _spread_levels(levels: Iterable[Level]) -> list[Level]:

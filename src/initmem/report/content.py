@@ -128,6 +128,11 @@ class RecipeStats:
         means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
         return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
 
+    def traces(self, column: str) -> tuple[Array, list[Level], Array]:
+        """The same of every run: values (seed, scale, epoch), scales and seeds."""
+        values, levels, seeds = design.curves(self._trained, column)
+        return metric_of(column).factor * values, levels, seeds
+
     @cached_property
     def cosines(self) -> dict[str, dict[int, float]]:
         """The mean cosine of every kernel to its initial weights, by epoch; none where it is not recorded."""

@@ -182,7 +182,7 @@ const initmem = (() => {
     for (const run of bare ? [] : pieces(line.points, (p) => p.y !== null && (!y.log || p.y > 0))) {
       const d = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.y)}`).join("L");
       const dash = DASHES[dashes % DASHES.length];
-      inner.append(svg("path", { class: "mean", d: `M${d}`, ...(dash ? { "stroke-dasharray": dash } : {}) }));
+      inner.append(svg("path", { class: line.marked === false ? "mean thin" : "mean", d: `M${d}`, ...(dash ? { "stroke-dasharray": dash } : {}) }));
     }
     group.append(inner);
     const marked = line.points.length <= 12;
@@ -191,7 +191,7 @@ const initmem = (() => {
       const beyond = p.y === null && p.beyond;
       if ((p.y === null && !beyond) || (y.log && p.y !== null && p.y < y.low)) return;
       const [px, py] = [x.place(p.x), beyond ? 4 + strip / 2 : y.place(p.y)];
-      if (marked || beyond || i % every === 0) {
+      if (beyond || (line.marked !== false && (marked || i % every === 0))) {
         const open = p.open || beyond ? " open" : "";
         inner.append(svg("path", { class: `dot${open}`, d: MARKERS[marker % MARKERS.length], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})` }));
       }

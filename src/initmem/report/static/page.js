@@ -3,6 +3,7 @@
 (() => {
   const { html, short, tip } = initmem;
   const PAGE = 100; // rows of the table of runs at a time
+  const MOST_MARKED = 10; // lines of a chart, beyond which they are thin and without markers
 
   // -- sets of charts -----------------------------------------------------------------------------------
   // What the reader chose is kept by section, so that a section can be replaced while a study runs, and in the
@@ -152,6 +153,7 @@
     const choice = choiceOf(data, state), { panels } = choice;
     const hidden = (one) => !matches(one.recipe) || (!isApart(panels) && state.off.has(one.label));
     const lines = panels.map((panel) => panel.series.filter((one) => !hidden(one)).map((one) => lineOf(data, choice, panel, one)));
+    for (const shown of lines.filter((one) => one.length > MOST_MARKED)) for (const line of shown) line.marked = false;
     const points = lines.flat().flatMap((line) => line.points);
     const ylog = state.y ? state.y === "log" : choice.ylog || (choice.ceiling && wide(points));
     const whole = ["seeds", "epoch"].includes(choice.x);
