@@ -436,7 +436,7 @@ def test_the_fields_of_a_study_are_those_of_its_file() -> None:
 
 def test_ctrl_c_is_130(command, monkeypatch) -> None:
     monkeypatch.setattr("initmem.train.modules.catalogue", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert command("models") == (130, "", "")
+    assert command("models") == (130, "", "initmem: interrupted\n")
 
 
 def test_bench_needs_a_checkout_and_says_so(tmp_path: Path) -> None:

@@ -360,7 +360,8 @@ def test_a_chart_is_saved_as_svg_and_its_values_as_csv(visit: Visit, report: str
     legend = page.locator("#curves .legend .name").all_inner_texts()
     assert {"initialization scale σ", "test accuracy (%)", *legend} <= words
     lines = [path for path in drawing.iter(f"{svg}path") if path.get("fill") == "none"]
-    assert {line.get("stroke") for line in lines} >= {"rgb(0, 114, 178)"}  # in light colors, without the page
+    strokes = {line.get("stroke") for line in lines}  # shades of two optimizers, as other programs read them
+    assert len(strokes) == 5 and all(re.fullmatch(r"rgb\(\d+, \d+, \d+\)", stroke) for stroke in strokes)
     assert not [part for part in drawing.iter() if part.get("class") or part.tag == f"{svg}script"]
     head, *rows = csv.reader(saved["CSV"].splitlines())
     assert head[:3] == ["line", "initialization scale σ", "test accuracy (%)"]
@@ -409,7 +410,16 @@ def test_themes_follow_the_system_or_the_switch_and_have_enough_contrast(visit: 
             assert page.evaluate(CONTRAST, selector) >= 4.5, (theme, selector)
 
 
-CONTRASTED = ("p.lead", "td.verdict", "th .sort", ".heat .h0", ".heat .h8", "nav a", "details summary")
+CONTRASTED = (
+    "p.lead",
+    "td.verdict",
+    "th .sort",
+    ".heat .h1",
+    ".heat .h5",
+    ".heat .h8",
+    "nav a",
+    "details summary",
+)
 # WCAG 2: relative luminance of the text and of the first painted ground behind it.
 CONTRAST = """selector => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);

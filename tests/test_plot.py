@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.memory import memory_table
 from initmem.pipeline.result import Result
+from initmem.plots.builders import beta_plot, scale_plot
+from initmem.plots.matplotlib import draw
+from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -90,3 +94,35 @@ def test_the_page_about_plots_runs_as_written(tmp_path: Path, monkeypatch: pytes
         exec(code, names)
     assert (tmp_path / "scale.pdf").stat().st_size > 5_000
     assert len(names["right"].lines) > 8  # type: ignore[attr-defined]
+
+
+def test_many_recipes_share_the_axes_of_the_user() -> None:
+    many = ARCHIVE.with_stem("transformers-mini")
+    for draw_many in (initmem.plot.scale, initmem.plot.beta):
+        _, axes = draw_many(many)
+        assert len({line.get_label() for line in axes.lines if not line.get_label().startswith("_")}) == 24
+
+
+def test_a_style_that_comes_again_has_its_legend_below_its_panel() -> None:
+    """Scales and interventions have panels of their own; recipes of 6 and 600 epochs a logarithmic axis."""
+    lengths = [planted.recipe(optimizer="sgd").replace(epochs=epochs) for epochs in (6, 600)]
+    other = planted.recipe(optimizer="sgd", dataset="digits")
+    by_scale = planted.records(planted.study("s", [*lengths, *planted.grid(optimizer=["adam", "muon"])]))
+    intervened = [
+        replace(one, run=replace(one.run, intervention=name))
+        for one in planted.records(planted.study("i", [other], scales=(1.0,)))
+        for name in ("none", "scale=2@2")
+    ]
+    plot = scale_plot([*by_scale, *intervened])
+    titles = {panel.x_title: panel.title for panel in plot.panels}
+    assert titles == {"initialization scale σ": "scales", "intervention": "interventions"}
+    (panel,) = beta_plot(by_scale).panels
+    (axis,) = draw(beta_plot(by_scale))[1]
+    assert panel.log_x and axis.get_xscale() == "log"
+    crowd = beta_plot(open_results(ARCHIVE.with_stem("transformers-mini")).records())
+    assert crowd.legend == [] and all(len(panel.key) == len(panel.series) for panel in crowd.panels)
+    for panel in crowd.panels:
+        assert len({(entry.style.marker, entry.style.color) for entry in panel.key}) == len(panel.key)
+    drawn, _ = draw(crowd)
+    below = [axes.get_legend() for axes in drawn.axes if axes.get_legend()]
+    assert [len(legend.get_texts()) for legend in below] == [len(panel.key) for panel in crowd.panels]

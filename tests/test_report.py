@@ -31,7 +31,7 @@ from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
 from initmem.report.content import Content
 from initmem.report.page import SECTIONS, render, sections, verdict_html, write_report
-from initmem.report.tables import differences, headline, reached, run_rows, unfitted
+from initmem.report.tables import by_levels, differences, headline, reached, run_rows, unfitted
 from initmem.store.results import Survey
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -356,7 +356,7 @@ def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
     assert content.stats[study.recipes[0]].beta.beta[-1] == pytest.approx(0.004)
     assert list(content.families) == ["gpt"]  # no batch size stands for all
     assert list(charts.curves(content))[:2] == ["val_loss", "perplexity"]  # before what is derived
-    assert list(charts.learning(content)) == ["val_loss", "perplexity"]
+    assert list(charts.learning(content)) == ["val_loss", "perplexity", "seeds"]
 
 
 def test_differences_of_losses_have_digits_and_those_of_points_tenths() -> None:
@@ -565,4 +565,54 @@ def test_layers_have_a_heat_map_only_where_they_are_recorded(tiny_study: Study) 
     html = sections(content)["layers"].html
     assert f"epoch 4: cosine {mean:.3f}" in html
     colors = re.findall(r'<td class="(h\d)">.*?>([\d.]+)</a>', html)
-    assert (colors[0], colors[-1]) == (("h8", "1.00"), ("h0", f"{mean:.2f}"))
+    assert (colors[0], colors[-1]) == (("h8", "1.00"), (f"h{int(9 * mean)}", f"{mean:.2f}"))  # from 0 to 1
+
+
+def test_long_names_are_short_on_the_page_with_the_rest_on_hover() -> None:
+    recipes = planted.grid(
+        optimizer=["sgd", "schedule-free-adamw"], dataset=["mnist", "cifar10"], weight_decay=[0.0, 0.5]
+    )
+    recipes += [planted.recipe(optimizer="adam", dataset="svhn", learning_rate=0.125)]
+    study = planted.study("s", [one.replace(schedule="constant") for one in recipes[:4]] + recipes[4:])
+    content = content_of([study], planted.records(study))
+    assert list(content.names.values()) == [
+        *("sgd mnist", "sgd mnist wd=0.5", "sgd cifar10", "sgd cifar10 wd=0.5"),
+        *("schedule-free-adamw mnist", "schedule-free-adamw mnist wd=0.5"),
+        *("schedule-free-adamw cifar10", "schedule-free-adamw cifar10 wd=0.5"),
+        "adam svhn",
+    ]
+    assert list(content.full_names.values()) == study.labels()
+    page = sections(content)["verdicts"].html
+    assert f'title="{study.labels()[0]}"' in page
+    few = planted.study("s", planted.grid(optimizer=["sgd", "adam"], learning_rate=[0.1, 0.01]))
+    assert list(content_of([few], planted.records(few)).names.values()) == few.labels()
+
+
+def test_scales_and_interventions_have_charts_and_tables_of_their_own() -> None:
+    first = planted.study("scaled", planted.grid(optimizer=["sgd", "adam"]))
+    second = planted.study("intervened", planted.grid(optimizer=["muon"]), scales=(1.0,))
+    records = planted.records(first, second)
+    names = ("none", "scale=2@2")
+    of_muon = [one for one in records if one.run.recipe.optimizer == "muon"]
+    intervened = [replace(one, run=replace(one.run, intervention=name)) for one in of_muon for name in names]
+    content = content_of(
+        [first, replace(second, interventions=names)],
+        [one for one in records if one not in of_muon] + intervened,
+    )
+    panels = chart_json(charts.curves(content))["choices"][0]["panels"]
+    assert [panel["names"] for panel in panels] == [[], list(names)]
+    assert panels[0]["series"][0]["x"] == list(planted.SCALES)
+    grouped = by_levels(reached(content))
+    assert [(levels, {row.recipe.optimizer for row in rows}) for levels, rows in grouped] == [
+        (list(planted.SCALES), {"sgd", "adam"}),
+        (list(names), {"muon"}),
+    ]
+
+
+def test_single_seeds_are_drawn_run_by_run() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
+    plot = charts.learning(content_of([study], planted.records(study)))["seeds"]
+    assert [len(panel.series) for panel in plot.panels] == [len(planted.SCALES) * len(planted.SEEDS)] * 2
+    one = next(series for series in plot.panels[1].series if series.name == "adam, σ = 1.8, seed 2")
+    expected = planted.histories(study.recipes[1], 1.8, 2)["val_accuracy"]
+    assert np.allclose(one.y, 100 * expected)

@@ -39,7 +39,7 @@ def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None =
         metric: any recorded metric; unless given, test accuracy or the next best.
         axes: draw into these axes instead of a new figure.
     """
-    return _drawn(_built(results, builders.scale_plot, metric, with_fit=False), axes)
+    return _drawn(_built(results, builders.scale_plot, metric, with_fit=False, divide=False), axes)
 
 
 def norm(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
@@ -77,7 +77,7 @@ def beta(
         clock: `sgd`, `l2`, `adaptive`, `momentum` or `angular`; the epoch unless given.
         axes: draw into these axes instead of a new figure.
     """
-    return _drawn(_built(results, builders.beta_plot, metric, clock), axes)
+    return _drawn(_built(results, builders.beta_plot, metric, clock, divide=False), axes)
 
 
 def memory(

@@ -31,12 +31,15 @@ def load(arguments: list[str]) -> None:
 
 def main() -> None:
     """Run the command line."""
-    from initmem.cli.base import main as run_application
-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a pipe may be ASCII, and a name hold any letter
             stream.reconfigure(errors="backslashreplace")
-    load(sys.argv[1:])
+    try:
+        load(sys.argv[1:])
+        from initmem.cli.base import main as run_application
+    except KeyboardInterrupt:
+        print("initmem: interrupted", file=sys.stderr)
+        sys.exit(130)
     run_application()
 
 

@@ -30,6 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help wraps; panels cut the names of options in a narrow terminal
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+INTERRUPTED = 130
 UNLIMITED = 10_000  # columns: wider than any table
 
 
@@ -185,11 +186,11 @@ def main() -> None:
         fail(str(error))
     except typer.TyperException as error:
         fail(error.format_message())
-    except typer.Abort:
-        fail("interrupted", code=130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has seen enough; keep the interpreter from complaining
         sys.exit(1)
+    if code == INTERRUPTED:
+        fail("interrupted", code=INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
 from initmem.cli import base
 from initmem.cli.base import app, print_json, say, show
 from initmem.errors import ConfigError, allowed, count, duration
@@ -110,7 +108,7 @@ def run(
         )
     print_outcome(work.study, folder, outcome, chosen.settings, until, verbose=verbose, as_json=as_json)
     if outcome.interrupted or not outcome.complete:
-        raise typer.Exit(130 if outcome.interrupted else 1)
+        sys.exit(base.INTERRUPTED if outcome.interrupted else 1)  # print_outcome has said so
 
 
 class Work(NamedTuple):

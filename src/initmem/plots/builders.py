@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,11 +72,14 @@ class _Line(NamedTuple):
     records: list[RunRecord]
 
 
-def _facets(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> dict[str, list[_Line]]:
+def _facets(
+    records: Sequence[RunRecord], order: Sequence[AnyRecipe], *, divide: bool
+) -> dict[str, list[_Line]]:
     """The recipes by the panel in which they are drawn: in the given order, then as they come.
 
     Scales and interventions have no axis in common. More than eight recipes are divided by the first field of
-    `FACETS` in which they differ. A label then names what differs within a panel.
+    `FACETS` in which they differ. A label then names what differs within a panel. Unless `divide`, one panel
+    has them all.
     """
     groups = by_recipe(records, order)
     varied = [name for name in FACETS if len({recipe.get(name) for recipe in groups}) > 1]
@@ -84,8 +87,8 @@ def _facets(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> dict[st
     kinds = {recipe: any(one.run.intervention for one in group) for recipe, group in groups.items()}
     parts: dict[str, list[AnyRecipe]] = {}
     for recipe, intervened in kinds.items():
-        titles = [phrase(recipe, divided)] if divided else []
-        titles += ["interventions" if intervened else "scales"] * (len(set(kinds.values())) > 1)
+        titles = [phrase(recipe, divided)] if divided and divide else []
+        titles += ["interventions" if intervened else "scales"] * (divide and len(set(kinds.values())) > 1)
         parts.setdefault(", ".join(titles), []).append(recipe)
     names = labelled(records, order)
     labels_of = {title: labels(part) if len(parts) > 1 else list(names) for title, part in parts.items()}
@@ -104,6 +107,7 @@ def scale_plot(
     *,
     order: Sequence[AnyRecipe] = (),
     with_fit: bool = True,
+    divide: bool = True,
 ) -> Plot:
     """A metric against scale, a line per recipe; recipes in the given order, then as they come.
 
@@ -113,8 +117,9 @@ def scale_plot(
     check_metric(metric, records)
     trained = train_metric(records, metric) if with_fit and metric_of(metric).held_out else None
     shown = [metric_of(name) for name in (metric, trained) if name]
-    rows = []
-    for facet, lines in _facets(records, order).items():
+    rows, facets = [], _facets(records, order, divide=divide)
+    crowded = _are_crowded(map(len, facets.values()))
+    for facet, lines in facets.items():
         panels = []
         for one in shown:
             title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
@@ -123,13 +128,15 @@ def scale_plot(
             named = any(isinstance(x, str) for line in series for x in line.x)
             panels.append(Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top))
         alike = len(panels) == 2 and shown[0].unit == shown[1].unit
-        rows.append(_on_one_axis(panels) if alike else panels)
+        rows.append(_on_one_axis(panels, with_bands=not crowded) if alike else panels)
     return _rows_of_lines(rows, records, MEAN)
 
 
-def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
+def _on_one_axis(panels: Sequence[Panel], *, with_bands: bool) -> list[Panel]:
     """Panels with the same limits of y: what differs between them is seen at once."""
-    ends = [end for panel in panels for one in panel.series for end in (*one.y, *one.low, *one.high)]
+    series = [one for panel in panels for one in panel.series]
+    drawn = [one for one in series if with_bands or any(isinstance(x, str) for x in one.x)]  # or error bars
+    ends = [y for one in series for y in one.y] + [y for one in drawn for y in (*one.low, *one.high)]
     finite = [end for end in ends if math.isfinite(end)]
     if not finite or max(finite) == min(finite):
         return list(panels)
@@ -141,7 +148,7 @@ def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """The median interpolation epoch against scale, a line per recipe."""
-    lines = [line for part in _facets(records, order).values() for line in part]
+    lines = [line for part in _facets(records, order, divide=False).values() for line in part]
     series = [interpolation_series(line.records).named(line.label, line.style) for line in lines]
     last = float(max((record.summary.epochs for record in records), default=0))
     panel = Panel("Interpolation epoch", SIGMA, "interpolation epoch", series, ceiling=last, log_y=True)
@@ -154,6 +161,7 @@ def beta_plot(
     clock: str | None = None,
     *,
     order: Sequence[AnyRecipe] = (),
+    divide: bool = True,
 ) -> Plot:
     """|beta| of a metric against epoch or against a clock, a line per recipe."""
     if clock is not None and clock not in CLOCK_TITLES:
@@ -161,7 +169,7 @@ def beta_plot(
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
     panels, missing = [], []
-    for facet, lines in _facets(records, order).items():
+    for facet, lines in _facets(records, order, divide=divide).items():
         curves = [(line, beta_series(beta_curve(line.records, metric), clock)) for line in lines]
         drawn = [one.named(line.label, line.style) for line, one in curves if np.isfinite(one.y).any()]
         missing += [f"{facet} {line.label}".strip() for line, one in curves if not np.isfinite(one.y).any()]
@@ -341,9 +349,14 @@ def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str
     )
 
 
+def _are_crowded(lines: Iterable[int]) -> bool:
+    """Whether any panel has so many lines that their bands would hide them."""
+    return any(n > MOST_BANDS for n in lines)
+
+
 def _rows_of_lines(rows: Sequence[Sequence[Panel]], records: Sequence[RunRecord], about: str) -> Plot:
     """Panels of lines in rows of three, with one legend, or one below each where styles come again."""
-    crowded = any(len(panel.series) > MOST_BANDS for row in rows for panel in row)
+    crowded = _are_crowded(len(panel.series) for row in rows for panel in row)
     rows = [[panel._replace(with_bands=not crowded) for panel in row] for row in rows]
     keys = {
         panel.title: [Entry(one.label, one.style) for one in panel.series] for row in rows for panel in row
