@@ -260,6 +260,47 @@ def test_no_mark_lies_outside_its_plot_and_recipes_of_unequal_length_share_no_li
     assert ends == ["6", "600"]
 
 
+def test_charts_have_axes_that_fit_them_and_legends_of_what_they_draw(visit: Visit, tmp_path: Path) -> None:
+    """Two datasets and two lengths: each chart has its own limits, and one chart a logarithmic axis of epochs."""
+    easy = planted.grid(optimizer=["sgd", "adam"], dataset=["mnist"])
+    hard = planted.grid(optimizer=["sgd", "adam"], dataset=["cifar10"])
+    hard += [one.replace(epochs=600) for one in hard]
+    hard += planted.grid(optimizer=["adamw", "momentum", "muon"], dataset=["cifar10"])
+    study = planted.study("s", [*easy, *hard])
+    records = [
+        replace(one, summary=replace(one.summary, test_accuracy=one.summary.test_accuracy * share))
+        for one in planted.records(study)
+        for share in [1.0 if one.run.recipe.dataset == "mnist" else 0.2]
+    ]
+    store = Store.create(tmp_path / "store")
+    store.add_study(study)
+    store.commit([one for one in records if one.run.recipe != hard[-1] or one.run.scale == 1.0])
+    page = visit.page
+    page.goto(write_report(store, tmp_path / "report.html").as_uri())
+    curves, slopes = page.locator("#curves"), page.locator("#slopes")
+
+    def heights() -> list[list[str]]:
+        expect(curves.locator(".plot svg").nth(1)).to_be_attached()
+        charts = curves.locator(".chart").all()
+        return [chart.locator(".tick[text-anchor=end]").all_text_contents() for chart in charts]
+
+    curves.scroll_into_view_if_needed()
+    first, second = heights()
+    assert first != second
+    curves.get_by_role("radio", name="same for all").check()
+    first, second = heights()
+    assert first == second
+    slopes.scroll_into_view_if_needed()
+    expect(slopes.locator(".plot svg").nth(1)).to_be_attached()
+    ticks = [
+        chart.locator(".tick[text-anchor=middle]").all_text_contents()
+        for chart in slopes.locator(".chart").all()
+    ]
+    assert ticks[0][-1] == "6" and {"1", "10", "100"} <= set(ticks[1])
+    keys = slopes.locator(".legend .name").all_inner_texts()
+    assert all("muon" not in key for key in keys) and len(keys) == slopes.locator("g.series path.mean").count()
+
+
 def test_words_choose_the_recipes_of_tables_and_charts(visit: Visit, report: str) -> None:
     page = visit.page
     page.goto(report)

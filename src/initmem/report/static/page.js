@@ -178,7 +178,7 @@
   // Charts whose values lie far apart, as of several datasets, would all be flat on one axis.
   function disparate(limits, [low, high]) {
     const sizes = limits.map(([from, to]) => to - from).sort((a, b) => a - b);
-    return sizes[Math.floor(sizes.length / 2)] < (high - low) / 4;
+    return sizes[Math.floor((sizes.length - 1) / 2)] < (high - low) / 4;
   }
 
   // Bands of few seeds are wide: beyond the range of the values itself, above and below, they leave the chart.
