@@ -268,6 +268,18 @@ class Block(nn.Module):
         return out
 
 
+def encoded(x: Tensor, blocks: nn.ModuleList, norm: nn.LayerNorm, mask: Tensor | None) -> Tensor:
+    """The norm of what blocks make of (batch, position, width)."""
+    if native.can_transform(x):
+        variables = [*blocks.parameters(), *norm.parameters()]
+        heads = blocks[0].attention.heads
+        return native.transformer(x, variables, heads=heads, causal=mask is not None, epsilon=norm.eps)
+    for block in blocks:
+        x = block(x, mask)
+    out: Tensor = norm(x)
+    return out
+
+
 class ViT(nn.Module):
     """A vision transformer: patches, learned positions, blocks, the mean over positions, a linear head.
 
@@ -300,9 +312,7 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, channel, height, width) to logits (batch, class)."""
         x = self.patches(x).flatten(2).mT + self.positions.weight
-        for block in self.blocks:
-            x = block(x, None)
-        logits: Tensor = self.head(self.norm(x).mean(1))
+        logits: Tensor = self.head(encoded(x, self.blocks, self.norm, None).mean(1))
         return logits
 
 
@@ -343,9 +353,7 @@ class GPT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (batch, length) to logits (batch, length, output)."""
         x = self.tokens(x) + self.positions.weight
-        for block in self.blocks:
-            x = block(x, self.mask)
-        logits: Tensor = self.head(self.norm(x))
+        logits: Tensor = self.head(encoded(x, self.blocks, self.norm, self.mask))
         return logits
 
 
