@@ -476,8 +476,9 @@ def transformer(
 ) -> Tensor:
     """Pre-norm blocks with GELU and the norm after the last one; in a pack, under `torch.func.vmap`.
 
-    Each block has 12 variables: gamma and beta of both norms, then weight and bias of the product that gives
-    query, key and value, of the projection, and of the two products of the MLP, which is 4 times as wide.
+    Each block has 12 variables, as `networks.Block` declares them: gamma and beta of both norms, then weight
+    and bias of the product that gives query, key and value, of the projection, and of the two products of the
+    MLP, which is 4 times as wide.
     """
     y: Tensor = _Transformer.apply(x, heads, causal, epsilon, torch.is_grad_enabled(), *variables)[0]
     return y
@@ -490,7 +491,7 @@ class _Transformer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs; in a pack, all tensors begin with the replica."""
         x, variables = x.contiguous(), tuple(variable.contiguous() for variable in variables)
-        net, suffix = _net(x, heads, causal, epsilon, variables)
+        net, suffix = _net(x, variables, heads, causal, epsilon)
         buffer, y = x.new_empty(call(f"transformer_floats{suffix}", net, keep)), torch.empty_like(x)
         if not call(f"transformer{suffix}", net, keep, x, pointers(variables), buffer, y):
             raise MemoryError
@@ -498,19 +499,19 @@ class _Transformer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, *ctx.settings, _ = inputs[:5]
+        ctx.settings = inputs[1:4]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1], *inputs[5:])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         buffer, *variables = ctx.saved_tensors
         variables = [variable.contiguous() for variable in variables]
         grad_output = grad_output.contiguous()
         gradients, grad_x = list(map(torch.empty_like, variables)), torch.empty_like(grad_output)
-        net, suffix = _net(grad_output, *ctx.settings, variables)
+        net, suffix = _net(grad_output, variables, *ctx.settings)
         arguments = pointers(variables), buffer, grad_output, pointers(gradients), grad_x
         if not call(f"transformer_backward{suffix}", net, *arguments):
             raise MemoryError
@@ -527,9 +528,7 @@ class _Transformer(torch.autograd.Function):
         return _Transformer.apply(x, *inputs[1:5], *variables), (0, None)
 
 
-def _net(
-    x: Tensor, heads: int, causal: bool, epsilon: float, variables: Sequence[Tensor]
-) -> tuple[Any, str]:
+def _net(x: Tensor, variables: Sequence[Tensor], heads: int, causal: bool, epsilon: float) -> tuple[Any, str]:
     """Blocks as C sees them, and the suffix of functions with the widest vectors that the sequences fill."""
     sequences, positions, width = x.shape[-3:]
     count, replicas = len(variables) // 12, x.numel() // (sequences * positions * width)

@@ -37,17 +37,21 @@ static inline struct matrix turned(struct matrix m) { return (struct matrix){m.a
 #else
 #define PICK(a, b, which) __builtin_shuffle(a, b, which)
 #endif
+static inline __attribute__((always_inline)) void halve(vec v[LANES], const int step)
+{
+    mask own, other; /* every other `step` lanes come from the second of two vectors */
+    for (int l = 0; l < LANES; l++)
+        own[l] = l & step ? LANES + l : l, other[l] = l & step ? LANES + l - step : l + step;
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES; i += 2 * step)
+        v[i] = PICK(v[i], v[i + step], own) + PICK(v[i], v[i + step], other);
+}
+
 static inline __attribute__((always_inline)) vec sums_of_lanes(vec v[LANES])
 {
-#pragma GCC unroll 4
-    for (int step = 1; step < LANES; step *= 2) {
-        mask own, other; /* every other `step` lanes come from the second of two vectors */
-        for (int l = 0; l < LANES; l++)
-            own[l] = l & step ? LANES + l : l, other[l] = l & step ? LANES + l - step : l + step;
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES; i += 2 * step)
-            v[i] = PICK(v[i], v[i + step], own) + PICK(v[i], v[i + step], other);
-    }
+    halve(v, 1), halve(v, 2), halve(v, 4);
+    if (LANES == 16)
+        halve(v, 8);
     return v[0];
 }
 
