@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from initmem.data.dataset import Dataset, Examples
 from initmem.recipe import Recipe
+from initmem.register import Tokens
 from initmem.study import Run
 from initmem.train import compiled, loop, native
 from initmem.train.layers import (
@@ -25,7 +27,7 @@ from initmem.train.layers import (
     by_replica,
 )
 from initmem.train.loop import train_epoch
-from initmem.train.networks import ResNet9
+from initmem.train.networks import GPT, ResNet9, ViT
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
 
@@ -743,3 +745,84 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
     assert not native.can_convolve(images(2, 16, 6), kernel)  # no whole tiles
     torch.set_num_threads(2)
     assert not native.can_normalize(x, pool=True)
+
+
+# -- transformers -------------------------------------------------------------------------------------------
+
+TRANSFORMERS = {  # positions, heads and widths that fill no tile, and batches that fill no vector
+    "vit": lambda: ViT((1, 8, 8), 5, 32, patch=2, depth=2),
+    "odd vit": lambda: ViT((3, 15, 15), 10, 12, patch=5, depth=3, heads=2),
+    "gpt": lambda: GPT(Tokens(vocabulary=11, length=9), 11, 16, depth=2),
+    "tied gpt": lambda: GPT(Tokens(vocabulary=11, length=2), 11, 20, depth=1, heads=5, tied=True),
+}
+
+
+def transformer(name: str, n: int) -> tuple[nn.Module, Tensor]:
+    """A network whose biases and norms are not those of a new one, and a batch for it."""
+    network = TRANSFORMERS[name]()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    if isinstance(network, GPT):
+        return network, torch.randint(0, 11, (n, len(network.positions.weight)))
+    return network, torch.randn(n, *((1, 8, 8) if name == "vit" else (3, 15, 15)))
+
+
+def outputs_and_gradients(network: nn.Module, x: Tensor, parameters: dict[str, Tensor]) -> list[Tensor]:
+    y = functional_call(network, parameters, (x,))
+    weights = torch.linspace(-1, 2, y.numel(), dtype=torch.float64).view_as(y).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad((y * weights).sum(), list(parameters.values()))]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("n", [1, 11, 37])
+def test_transformers_and_their_gradients(vectors, name, n, calls):
+    network, x = transformer(name, n)
+    found = outputs_and_gradients(network, x, dict(network.named_parameters()))
+    suffix = "_wide" if vectors == 16 and n > 8 else ""
+    assert {f"transformer{suffix}", f"transformer_backward{suffix}"} <= set(calls)
+    exact = deepcopy(network).double()
+    x = x.double() if x.is_floating_point() else x
+    expected = outputs_and_gradients(exact, x, dict(exact.named_parameters()))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert off(ours, theirs) < 2e-5
+    with torch.no_grad():
+        assert off(network(x.float() if x.is_floating_point() else x), expected[0]) < 2e-6
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_in_a_pack_transformers_are_as_they_are_alone(name):
+    """Outputs bit by bit; gradients, which PyTorch passes back through the head, nearly so."""
+    networks, x = [transformer(name, 1)[0] for _ in range(3)], transformer(name, 19)[1]
+    each = [dict(network.named_parameters()) for network in networks]
+    alone = [outputs_and_gradients(networks[0], x, own) for own in each]
+    stacked = {key: torch.stack([own[key].detach() for own in each]).requires_grad_() for key in each[0]}
+    y = vmap(lambda own: functional_call(networks[0], own, (x,)))(stacked)
+    weights = torch.linspace(-1, 2, y[0].numel(), dtype=torch.float64).view_as(y[0]).float()
+    packed = [y, *torch.autograd.grad((y * weights).sum(), list(stacked.values()))]
+    for r, own in enumerate(alone):
+        assert torch.equal(packed[0][r], own[0])
+        for ours, theirs in zip(packed, own, strict=True):
+            assert off(ours[r], theirs) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_a_number_stays_so_in_transformers(name, value):
+    network, x = transformer(name, 3)
+    with torch.no_grad():
+        network.get_parameter("blocks.0.expand.bias")[3] = value
+        assert not network(x).isfinite().any()
+
+
+def test_attention_of_large_values_is_finite():
+    network, x = transformer("gpt", 3)
+    with torch.no_grad():
+        network.get_parameter("blocks.0.attention.query_key_value.weight").mul_(1e4)
+        assert off(network(x), deepcopy(network).double()(x)) < 1e-2
+
+
+def test_transformers_that_c_does_not_know_are_left_to_the_library(calls):
+    network = ViT((1, 8, 8), 5, 6, patch=4, depth=1, heads=3)
+    assert network(torch.randn(2, 1, 8, 8)).shape == (2, 5)
+    assert not calls

@@ -31,6 +31,7 @@ SOURCES = (
     "wide.c",
     "chain.c",
     "head.c",
+    "transformer.c",
     "update.c",
     "train.c",
 )

@@ -251,9 +251,10 @@ def forward_flops(recipe: Recipe, sizes: Sizes) -> tuple[int, int]:
 @lru_cache(maxsize=64)
 def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> tuple[int, int]:
     """The counts, remembered for as long as the name stands for the same builder."""
-    module = build_module(recipe, sizes).eval()
+    module = build_module(recipe, sizes).double().eval()  # torch does not see what is computed in C
+    x = _zeros(1, sizes)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(_zeros(1, sizes))
+        module(x if sizes.vocabulary else x.double())
     return counter.get_total_flops(), sum(parameter.ndim > 1 for parameter in module.parameters())
 
 

@@ -268,6 +268,17 @@ class Block(nn.Module):
         return out
 
 
+def encoded(x: Tensor, blocks: nn.ModuleList, heads: int, norm: nn.LayerNorm, mask: Tensor | None) -> Tensor:
+    """The norm of what blocks make of (batch, position, width)."""
+    if native.can_transform(x):
+        variables = [*blocks.parameters(), *norm.parameters()]
+        return native.transformer(x, variables, heads=heads, causal=mask is not None, epsilon=norm.eps)
+    for block in blocks:
+        x = block(x, mask)
+    out: Tensor = norm(x)
+    return out
+
+
 class ViT(nn.Module):
     """A vision transformer: patches, learned positions, blocks, the mean over positions, a linear head.
 
@@ -293,16 +304,14 @@ class ViT(nn.Module):
             raise ModelError(f"patch = {patch} (allowed: a divisor of {height} and {columns})")
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.positions = nn.Embedding((height // patch) * (columns // patch), width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks, self.heads = nn.ModuleList(Block(width, heads) for _ in range(depth)), heads
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
         initialize_as_gpt2(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, channel, height, width) to logits (batch, class)."""
         x = self.patches(x).flatten(2).mT + self.positions.weight
-        for block in self.blocks:
-            x = block(x, None)
-        logits: Tensor = self.head(self.norm(x).mean(1))
+        logits: Tensor = self.head(encoded(x, self.blocks, self.heads, self.norm, None).mean(1))
         return logits
 
 
@@ -332,7 +341,7 @@ class GPT(nn.Module):
         if tied and outputs != vocabulary:
             raise ModelError(f"tied = true with {outputs} classes and {vocabulary} tokens (allowed: false)")
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks, self.heads = nn.ModuleList(Block(width, heads) for _ in range(depth)), heads
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
@@ -343,9 +352,7 @@ class GPT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (batch, length) to logits (batch, length, output)."""
         x = self.tokens(x) + self.positions.weight
-        for block in self.blocks:
-            x = block(x, self.mask)
-        logits: Tensor = self.head(self.norm(x))
+        logits: Tensor = self.head(encoded(x, self.blocks, self.heads, self.norm, self.mask))
         return logits
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from initmem.train import compiled
 
@@ -460,3 +461,77 @@ class _Head(torch.autograd.Function):
         gradients = torch.empty_like(x), torch.empty_like(kernel), x.new_empty(len(kernel))
         call("head_backward", x, features, grad_output, *ctx.sizes, kernel, *gradients)
         return *gradients, None, None
+
+
+# -- the blocks of a transformer in one call per direction -------------------------------------------------
+
+
+def can_transform(x: Tensor) -> bool:
+    """Whether `transformer` supports activations (sequence, position, channel)."""
+    return x.shape[-1] % 4 == 0 and ready(x.device, x.dtype)
+
+
+def transformer(
+    x: Tensor, variables: Sequence[Tensor], *, heads: int, causal: bool, epsilon: float
+) -> Tensor:
+    """Pre-norm blocks with GELU and the norm after the last one; in a pack, under `torch.func.vmap`.
+
+    Each block has 12 variables, as `networks.Block` declares them: gamma and beta of both norms, then weight
+    and bias of the product that gives query, key and value, of the projection, and of the two products of the
+    MLP, which is 4 times as wide.
+    """
+    y: Tensor = _Transformer.apply(x, heads, causal, epsilon, torch.is_grad_enabled(), *variables)[0]
+    return y
+
+
+class _Transformer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, heads: int, causal: bool, epsilon: float, keep: bool, *variables: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs; in a pack, all tensors begin with the replica."""
+        x, variables = x.contiguous(), tuple(variable.contiguous() for variable in variables)
+        net, suffix = _net(x, variables, heads, causal, epsilon)
+        buffer, y = x.new_empty(call(f"transformer_floats{suffix}", net, keep)), torch.empty_like(x)
+        if not call(f"transformer{suffix}", net, keep, x, pointers(variables), buffer, y):
+            raise MemoryError
+        return y, buffer
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.settings = inputs[1:4]
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1], *inputs[5:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        buffer, *variables = ctx.saved_tensors
+        variables = [variable.contiguous() for variable in variables]
+        grad_output = grad_output.contiguous()
+        gradients, grad_x = list(map(torch.empty_like, variables)), torch.empty_like(grad_output)
+        net, suffix = _net(grad_output, variables, *ctx.settings)
+        arguments = pointers(variables), buffer, grad_output, pointers(gradients), grad_x
+        if not call(f"transformer_backward{suffix}", net, *arguments):
+            raise MemoryError
+        return grad_x, None, None, None, None, *gradients
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        """A pack: the same function of tensors that begin with the replica."""
+
+        def by_replica(tensor: Tensor, axis: int | None) -> Tensor:
+            return tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+        x, *variables = map(by_replica, (inputs[0], *inputs[5:]), (in_dims[0], *in_dims[5:]))
+        return _Transformer.apply(x, *inputs[1:5], *variables), (0, None)
+
+
+def _net(x: Tensor, variables: Sequence[Tensor], heads: int, causal: bool, epsilon: float) -> tuple[Any, str]:
+    """Blocks as C sees them, and the suffix of functions with the widest vectors that the sequences fill."""
+    sequences, positions, width = x.shape[-3:]
+    count, replicas = len(variables) // 12, x.numel() // (sequences * positions * width)
+    sizes = count, replicas, sequences, positions, width, heads, causal, epsilon
+    wide = compiled.library().widest > LANES and sequences > LANES
+    return FFI.new("struct transformer *", sizes), "_wide" if wide else ""

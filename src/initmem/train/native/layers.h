@@ -43,6 +43,12 @@ struct rule {
     double momentum, beta1, beta2, epsilon, l2, decay;
 };
 
+/* Blocks of a transformer, and how much goes through them. */
+struct transformer {
+    num count, replicas, sequences, positions, width, heads, causal;
+    double epsilon;
+};
+
 /* wide.c */
 int widest(void);
 
@@ -106,6 +112,18 @@ void head(const float *x, num images, num pixels, num channels, num replicas, nu
 void head_backward(const float *x, const float *features, const float *grad_logits, num images, num pixels,
                    num channels, num replicas, num lanes, num classes, int largest, const float *kernel, float *grad_x,
                    float *grad_kernel, float *grad_bias);
+
+/* transformer.c; the wide functions exist only where widest() is 16 */
+num transformer_floats(const struct transformer *net, int keep);
+int transformer(const struct transformer *net, int keep, const float *x, float *const *variables, float *buffer,
+                float *y);
+int transformer_backward(const struct transformer *net, float *const *variables, float *buffer,
+                         const float *grad_output, float *const *gradients, float *grad_x);
+num transformer_floats_wide(const struct transformer *net, int keep);
+int transformer_wide(const struct transformer *net, int keep, const float *x, float *const *variables, float *buffer,
+                     float *y);
+int transformer_backward_wide(const struct transformer *net, float *const *variables, float *buffer,
+                              const float *grad_output, float *const *gradients, float *grad_x);
 
 /* update.c */
 void add_scaled(num count, const num *sizes, float *const *from, float *const *to, double factor);

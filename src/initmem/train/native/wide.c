@@ -4,6 +4,7 @@
 #define NAME(function) function##_wide
 #include "lanes.c"
 #include "normalize.c"
+#include "transformer.c"
 #include "winograd.c"
 #endif
 
