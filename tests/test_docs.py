@@ -370,7 +370,8 @@ def test_every_picture_is_on_a_page_and_has_a_command_that_draws_it(tmp_path: Pa
     theory = [f"theory-{name}" for name, part in PARTS.items() if part.plot]
     commands = re.findall(r"^\$ initmem figure .* -o docs/images/([\w-]+)\.png$", pages, flags=re.M)
     scripts = re.findall(r"^\$ python docs/build_interventions\.py (\w+)$", pages, flags=re.M)
-    drawn = {*CONCEPTS, *SCREENS, *theory, *commands, *scripts, "batch-norm"} - {"function"}  # a table
+    benchmarks = re.findall(r"`python benchmarks/\w+\.py docs/images/([\w-]+)\.png`", pages)
+    drawn = {*CONCEPTS, *SCREENS, *theory, *commands, *scripts, *benchmarks, "batch-norm"} - {"function"}
     assert {path.stem for path in (ROOT / "docs" / "images").iterdir()} == drawn
     assert set(re.findall(r"\]\((?:docs/)?images/([\w-]+)\.png\)", pages)) == drawn
     for name in theory:
