@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import io
+import itertools
 import multiprocessing
 import os
 import resource
@@ -342,6 +343,35 @@ def test_a_session_that_is_killed_crashes_no_run(store: Store, tiny: Recipe) -> 
     assert store.records() == []
     Worker(store, Settings()).work([[run]])
     assert store.read(run.id).status == "completed"
+
+
+def test_workers_end_with_a_session_that_reads_no_more(store: Store, tiny: Recipe, tmp_path: Path) -> None:
+    """Python would ask them to end and wait; they ignore that, and one with a full pipe never ends."""
+    run, context = Run(tiny, 1.0, 0), multiprocessing.get_context("fork")
+    reader, events = context.Pipe(duplex=False)
+
+    def train(runs, on_epoch):
+        (tmp_path / "worker").write_text(str(os.getpid()))
+        for epoch in itertools.count(1):
+            on_epoch(run, {"epoch": epoch})
+
+    def serve() -> None:
+        reader.close()
+        with pytest.MonkeyPatch.context() as patch:  # this trainer cannot be pickled
+            patch.setattr(local.pickle, "loads", lambda _: Settings(trainer=train))
+            work = local._Work(store.path, "killed", [[run]], b"", {}, context.Event())
+            local._serve(events, os.getppid(), [local._Place("cpu", {})], work)
+
+    server = context.Process(target=serve)
+    server.start()
+    events.close()
+    while not (tmp_path / "worker").exists():
+        reader.recv()
+    reader.close()
+    server.join(timeout=300)
+    ended = not server.is_alive()
+    server.kill()
+    assert ended
 
 
 # -- the disk -----------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from initmem.engines import engine as base
 from initmem.engines.engine import (
@@ -242,18 +242,28 @@ def _serve(events: Connection, session: int, places: list[_Place], work: _Work) 
         theirs.close()
         alive.append(_Worker(process, ours, place))
 
+    def leave() -> NoReturn:
+        """The session is gone. Workers ignore SIGTERM, and one whose pipe is full never ends by itself."""
+        for worker in alive:
+            worker.process.kill()
+        os._exit(1)
+
+    def tell(message: Event | InitmemError) -> None:
+        try:
+            events.send(message)
+        except OSError:  # nobody reads it
+            leave()
+
     for place in places:
         start(place)
     while alive:
         wait([w.connection for w in alive] + [w.process.sentinel for w in alive], timeout=0.5)
         if os.getppid() != session:
-            for worker in alive:
-                worker.process.kill()
-            os._exit(1)
+            leave()
         for worker in list(alive):
             ended = not worker.process.is_alive()
             for message in worker.messages():
-                events.send(message)
+                tell(message)
             if not ended:
                 continue
             alive.remove(worker)
@@ -262,10 +272,10 @@ def _serve(events: Connection, session: int, places: list[_Place], work: _Work) 
             left = worker.claimed or any(not store.has(run) for pack in work.packs for run in pack)
             if worker.stopped or work.stop.is_set() or (code == 0 and not left):
                 continue
-            events.send(WorkerLost(code, tuple(sorted(worker.claimed))))
+            tell(WorkerLost(code, tuple(sorted(worker.claimed))))
             crashes += not worker.claimed
             if crashes == MOST_CRASHES:  # there is no hope
-                events.send(InitmemError(f"worker processes die at start-up (exit code {code})"))
+                tell(InitmemError(f"worker processes die at start-up (exit code {code})"))
             elif crashes < MOST_CRASHES:
                 start(worker.place)
 
