@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 PEERS = {"keras": "tensorflow", "torch": "torch", "jax": "optax"}  # peer: the package it needs beside initmem
 ROOT = Path(__file__).parents[2]  # from where peers are imported
-LONGEST = 1800  # seconds one measurement of a peer may take
+LONGEST = 600  # seconds one measurement of a peer may take; a setting that takes longer has no number
 HOPELESS = 1.3  # so many times a peer's best setting in the first round, and a setting is not tried again
 
 
@@ -65,7 +65,7 @@ class Comparison:
     def ratio(self, peer: str, *, best: bool) -> float | None:
         """How many times longer a peer takes."""
         found = self.peers.get(peer, {})
-        seconds = [s for name, s in found.items() if best or name == str(settings(peer)[0])]
+        seconds = [s for name, s in found.items() if best or name == str(AS_IS)]
         return min(seconds) / self.seconds if seconds else None
 
     def row(self) -> dict[str, Any]:
@@ -94,17 +94,19 @@ def compare(
     each the quickest round counts.
     """
     found = Comparison(workload, math.inf, 0, 0.0, {peer: {} for peer in peers})
+    unable: set[tuple[str, Setting]] = set()  # settings that do not run here
     for _ in range(rounds):
         seconds, found.pack = time_initmem(workload)
         found.seconds = min(found.seconds, seconds)
         tell(f"{workload.name}: initmem {seconds:.1f} s, pack {found.pack}")
         for peer, timed in found.peers.items():
             for setting in settings(peer):
-                if not _may_count(setting, timed, as_is=setting == settings(peer)[0]):
+                if (peer, setting) in unable or not _may_count(setting, timed):
                     continue
                 spent = time_peer(peer, workload, setting)
                 if spent is None:
-                    tell(f"{workload.name}: {peer}, {setting}: does not run here")
+                    tell(f"{workload.name}: {peer}, {setting}: does not run here, or not in {LONGEST} s")
+                    unable.add((peer, setting))
                     continue
                 timed[str(setting)] = min(spent, timed.get(str(setting), math.inf))
                 tell(f"{workload.name}: {peer}, {setting}: {spent:.1f} s")
@@ -116,17 +118,17 @@ def compare(
     return found
 
 
-def _may_count(setting: Setting, timed: dict[str, float], *, as_is: bool) -> bool:
+def _may_count(setting: Setting, timed: dict[str, float]) -> bool:
     """Whether a peer's setting is as is, new, or near its best so far."""
     known = timed.get(str(setting))
-    return as_is or known is None or known < HOPELESS * min(timed.values())
+    return setting == AS_IS or known is None or known < HOPELESS * min(timed.values())
 
 
 def settings(peer: str) -> list[Setting]:
-    """As it comes, and every way that might be its best."""
-    if peer == "jax":  # as it comes: all replicas in one process, which uses every core
-        modes = ("patches", "convolution", "map")
-        return [Setting(1, None, mode="convolution"), *(Setting(cores(), 1, mode=mode) for mode in modes)]
+    """As it comes, and every way that might be its best. JAX has no training loop to come with."""
+    if peer == "jax":
+        one = Setting(1, None, mode="patches")  # all replicas in one process, which uses every core
+        return [one, *(Setting(cores(), 1, mode=mode) for mode in ("patches", "convolution", "map"))]
     together = [Setting(cores(), 1, compile, mode="vmap") for compile in (False, True) if peer == "torch"]
     layouts = (False, True) if peer == "torch" else (False,)  # TensorFlow has but one on a processor
     switches = itertools.product((False, True), layouts)
