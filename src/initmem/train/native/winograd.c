@@ -9,6 +9,9 @@
 
 enum { POINTS = 36 }; /* per tile in the Winograd domain */
 
+/* Floats from one point to the next: more than are used, or the 36 planes would evict each other from the cache. */
+static inline num plane_of(num rows, num columns) { return rows * columns + 16; }
+
 /* How many tiles are processed at a time: few, so that they stay in the cache, unless the kernel itself does not and has
    to be read again for every group of tiles. */
 static num tiles_at_once(num inputs, num outputs) { return inputs * outputs > 16384 ? 64 : 16; }
@@ -78,7 +81,7 @@ static inline vec gather(const float *p, num step)
    degrees and swap its channels: (36, outputs, inputs). */
 static void transform_kernel(const float *kernel, num inputs, num outputs, int transposed, float *to)
 {
-    const num plane = inputs * outputs, step = 9 * inputs;
+    const num plane = plane_of(inputs, outputs), step = 9 * inputs;
 #define PUT(i, j, v) store(dst + (6 * i + j) * plane, v)
     for (num o = 0; transposed && o < outputs; o++)
         for (num k = 0; k < inputs; k += LANES) {
@@ -102,7 +105,7 @@ static void transform_kernel(const float *kernel, num inputs, num outputs, int t
 /* Transform the gradient of a kernel back to (outputs, 3, 3, inputs). */
 static void kernel_grad(const float *sums, num inputs, num outputs, float *to)
 {
-    const num plane = inputs * outputs, step = 9 * inputs;
+    const num plane = plane_of(inputs, outputs), step = 9 * inputs;
     for (num o = 0; o < outputs; o += LANES)
         for (num k = 0; k < inputs; k++) {
             const float *at = sums + k * outputs + o;
@@ -117,53 +120,53 @@ static void kernel_grad(const float *sums, num inputs, num outputs, float *to)
         }
 }
 
-static void pad(const float *x, num images, num height, num width, num channels, float *to)
+/* The tiles of images (images, height, width, channels): how many there are in one image, and floats in a row of pixels. */
+struct tiles {
+    num rows, columns, edge, channels;
+};
+
+static struct tiles tiling(num height, num width, num channels)
 {
-    const num edge = (width + 2) * channels;
-    for (num i = 0; i < images; i++) {
-        memset(to, 0, edge * sizeof *to), to += edge;
-        for (num row = 0; row < height; row++, x += width * channels, to += edge) {
-            memset(to, 0, channels * sizeof *to);
-            memcpy(to + channels, x, width * channels * sizeof *to);
-            memset(to + edge - channels, 0, channels * sizeof *to);
+    return (struct tiles){height / 4, width / 4, width * channels, channels};
+}
+
+/* The offset of the first of 4x4 pixels of a tile. */
+static inline num corner(const struct tiles *t, num tile)
+{
+    return tile / t->columns * 4 * t->edge + tile % t->columns * 4 * t->channels;
+}
+
+/* Transform tiles of 6x6 pixels, with zeros around the images, to (36, count, channels). With `panel` fewer than all
+   channels, these are one after another: (channels / panel, 36, count, panel). */
+static void transform_tiles(const float *x, const struct tiles *t, num first, num count, num panel, float *to)
+{
+    const num plane = plane_of(count, panel), edge = t->edge, channels = t->channels;
+    for (num tile = first; tile < first + count; tile++, to += panel) {
+        const num row = tile / t->columns % t->rows, column = tile % t->columns;
+        const int top = row == 0, bottom = row == t->rows - 1, left = column == 0, right = column == t->columns - 1;
+        for (num c = 0; c < channels; c += LANES) {
+            const float *at = x + corner(t, tile) + c;
+            float *dst = to + c / panel * POINTS * plane + c % panel;
+#define OUTSIDE(i, j) ((i == 0 && top) || (i == 5 && bottom) || (j == 0 && left) || (j == 5 && right))
+#define GET(i, j) (OUTSIDE(i, j) ? (vec){0} : load(at + (i - 1) * edge + (j - 1) * channels))
+#define PUT(i, j, v) store(dst + (6 * i + j) * plane, v)
+            BOTH_AXES(image_axis, 6, 6, GET, PUT);
+#undef GET
+#undef OUTSIDE
         }
-        memset(to, 0, edge * sizeof *to), to += edge;
     }
 }
 
-/* Tiles of images (images, height, width, channels) that are padded by `margin` pixels on every side. */
-struct tiles {
-    num rows, columns, edge, image, channels;
-};
-
-static struct tiles tiling(num height, num width, num channels, num margin)
+/* The same for grad_output at tiles of 4x4 pixels. */
+static void transform_grads(const float *grads, const struct tiles *t, num first, num count, num panel, float *to)
 {
-    const num edge = (width + 2 * margin) * channels;
-    return (struct tiles){height / 4, width / 4, edge, (height + 2 * margin) * edge, channels};
-}
-
-/* The offset of the first pixel of a tile. */
-static inline num corner(const struct tiles *t, num tile)
-{
-    const num each = t->rows * t->columns, within = tile % each;
-    return tile / each * t->image + within / t->columns * 4 * t->edge + within % t->columns * 4 * t->channels;
-}
-
-/* Transform tiles to (36, count, channels): 6x6 pixels of padded images, or grad_output at 4x4 pixels. With `panel` fewer
-   than all channels, these are one after another: (channels / panel, 36, count, panel). */
-static void transform_tiles(const float *x, const struct tiles *t, int grads, num first, num count, num panel, float *to)
-{
-    const num edge = t->edge, channels = t->channels;
-    for (num n = 0; n < count; n++)
+    const num plane = plane_of(count, panel), edge = t->edge, channels = t->channels;
+    for (num tile = first; tile < first + count; tile++, to += panel)
         for (num c = 0; c < channels; c += LANES) {
-            const float *at = x + corner(t, first + n) + c;
-            float *dst = to + (c / panel * POINTS * count + n) * panel + c % panel;
+            const float *at = grads + corner(t, tile) + c;
+            float *dst = to + c / panel * POINTS * plane + c % panel;
 #define GET(i, j) load(at + i * edge + j * channels)
-#define PUT(i, j, v) store(dst + (6 * i + j) * count * panel, v)
-            if (grads)
-                BOTH_AXES(output_axis_transposed, 4, 6, GET, PUT);
-            else
-                BOTH_AXES(image_axis, 6, 6, GET, PUT);
+            BOTH_AXES(output_axis_transposed, 4, 6, GET, PUT);
 #undef GET
 #undef PUT
         }
@@ -173,13 +176,13 @@ static void transform_tiles(const float *x, const struct tiles *t, int grads, nu
 static void inverse_transform_outputs(const float *from, const struct tiles *t, num first, num count, const float *bias,
                                       float *y)
 {
-    const num edge = t->edge, channels = t->channels;
+    const num plane = plane_of(count, t->channels), edge = t->edge, channels = t->channels;
     for (num n = 0; n < count; n++)
         for (num c = 0; c < channels; c += LANES) {
             const float *at = from + n * channels + c;
             float *dst = y + corner(t, first + n) + c;
             const vec shift = bias ? load(bias + c) : (vec){0};
-#define GET(i, j) load(at + (6 * i + j) * count * channels)
+#define GET(i, j) load(at + (6 * i + j) * plane)
 #define PUT(i, j, v) store(dst + i * edge + j * channels, v + shift)
             BOTH_AXES(output_axis, 6, 4, GET, PUT);
 #undef GET
@@ -187,7 +190,12 @@ static void inverse_transform_outputs(const float *from, const struct tiles *t, 
         }
 }
 
-enum { ROWS = 4 }; /* of a block of sums: with two vectors across, the sums and operands fit 16 registers */
+/* Rows of a block of sums: with two vectors across, sums and operands fit the 32 registers of AVX-512, or 16. */
+#ifdef __AVX512VL__
+enum { ROWS = 8 };
+#else
+enum { ROWS = 4 };
+#endif
 
 /* sum (rows, across vectors) += left (rows, depth) times right (depth, across vectors), with the given distances between
    rows of left, and between what is multiplied one after another in left and right. */
@@ -207,7 +215,7 @@ static inline __attribute__((always_inline)) void multiply(const float *left, nu
     }
 }
 
-/* to (count, outputs) = rows (count, inputs) times matrix (inputs, outputs), for a multiple of 4 rows. */
+/* to (count, outputs) = rows (count, inputs) times matrix (inputs, outputs), for a multiple of ROWS. */
 static inline __attribute__((always_inline)) void product(const float *rows, const float *matrix, num count,
                                                           num inputs, num outputs, const int across, float *to)
 {
@@ -250,7 +258,8 @@ static inline __attribute__((always_inline)) void product_transposed(const float
 ALONE products(const float *rows, const float *kernel, num count, num inputs, num outputs, float *to)
 {
     const num whole = (count + ROWS - 1) / ROWS * ROWS;
-    for (num p = 0; p < POINTS; p++, rows += count * inputs, kernel += inputs * outputs, to += count * outputs) {
+    const num in = plane_of(count, inputs), each = plane_of(inputs, outputs), out = plane_of(count, outputs);
+    for (num p = 0; p < POINTS; p++, rows += in, kernel += each, to += out) {
 #define CALL(across) product(rows, kernel + o, whole, inputs, outputs, across, to + o)
         IN_PAIRS(outputs, o, CALL)
 #undef CALL
@@ -259,26 +268,27 @@ ALONE products(const float *rows, const float *kernel, num count, num inputs, nu
 
 ALONE products_transposed(const float *left, const float *right, num count, num inputs, num outputs, float *to)
 {
-    for (num p = 0; p < POINTS; p++, left += count * inputs, right += count * outputs, to += inputs * outputs) {
+    const num in = plane_of(count, inputs), each = plane_of(inputs, outputs), out = plane_of(count, outputs);
+    for (num p = 0; p < POINTS; p++, left += in, right += out, to += each) {
 #define CALL(across) product_transposed(left, right + o, count, inputs, outputs, across, to + o)
         IN_PAIRS(outputs, o, CALL)
 #undef CALL
     }
 }
 
-/* Buffers for transformed kernels, inputs and outputs, and for padded images. */
+/* Buffers for transformed kernels, inputs and outputs. */
 struct buffers {
-    float *kernel, *inputs, *outputs, *padded;
+    float *kernel, *inputs, *outputs;
 };
 
-static int get_buffers(num height, num width, num inputs, num outputs, num group, struct buffers *buffers)
+static int get_buffers(num inputs, num outputs, struct buffers *buffers)
 {
-    const num kernel = POINTS * inputs * outputs, points = POINTS * (tiles_at_once(inputs, outputs) + ROWS);
-    float *start = scratch(kernel + points * (inputs + outputs) + group * (height + 2) * (width + 2) * inputs);
+    const num kernel = POINTS * plane_of(inputs, outputs), most = tiles_at_once(inputs, outputs) + ROWS;
+    const num in = POINTS * plane_of(most, inputs), out = POINTS * plane_of(most, outputs);
+    float *start = scratch(kernel + in + out);
     if (start) {
         buffers->kernel = start, buffers->inputs = start + kernel;
-        buffers->outputs = buffers->inputs + points * inputs;
-        buffers->padded = buffers->outputs + points * outputs;
+        buffers->outputs = buffers->inputs + in;
     }
     return start != NULL;
 }
@@ -286,20 +296,21 @@ static int get_buffers(num height, num width, num inputs, num outputs, num group
 /* Large kernels on few tiles. Once transformed, such a kernel is four times as large and fits no cache, so that writing and
    reading it takes longer than the products. It is therefore transformed block by block, and each block is used while it
    is in the cache. The vectors hold tiles, so that a kernel is read and written along its inputs, as it lies in memory. */
-enum { LARGE = 128 * 128, FEW = 128, AT_ONCE = 64 }; /* inputs x outputs; tiles; tiles at a time */
-enum { BLOCK = 32, DEPTH = 64 };                     /* of a block: outputs and inputs of the convolution */
+enum { LARGE = 128 * 128, LARGE_GRAD = 64 * 64 }; /* inputs x outputs, for a convolution and for its gradient */
+enum { FEW = 128, AT_ONCE = 64 };                 /* tiles; tiles at a time */
+enum { BLOCK = 32, DEPTH = 64 };                  /* of a block: outputs and inputs of the convolution */
 enum { PLANE = BLOCK * DEPTH + 16 }; /* not a power of two, or the 36 planes of a block would evict each other */
 
-static int is_large(num images, num height, num width, num inputs, num outputs)
+static int is_large(num images, num height, num width, num inputs, num outputs, num least)
 {
     const num tiles = images * height * width / 16, size = inputs * outputs;
-    return size >= LARGE && tiles <= FEW && 256 * tiles <= size && inputs % BLOCK == 0 && outputs % BLOCK == 0;
+    return size >= least && tiles <= FEW && 256 * tiles <= size && inputs % BLOCK == 0 && outputs % BLOCK == 0;
 }
 
 /* From (36, count, channels) to (36, channels, wide), with zeros beyond the count. */
 static void tiles_last(const float *from, num count, num channels, num wide, float *to)
 {
-    for (num p = 0; p < POINTS; p++, from += count * channels, to += channels * wide)
+    for (num p = 0; p < POINTS; p++, from += plane_of(count, channels), to += channels * wide)
         for (num c = 0; c < channels; c += LANES)
             for (num n = 0; n < wide; n++) {
                 const vec v = n < count ? load(from + n * channels + c) : (vec){0};
@@ -311,7 +322,7 @@ static void tiles_last(const float *from, num count, num channels, num wide, flo
 /* From (36, channels, wide) to (36, count, channels). */
 static void channels_last(const float *from, num count, num channels, num wide, float *to)
 {
-    for (num p = 0; p < POINTS; p++, from += channels * wide, to += count * channels)
+    for (num p = 0; p < POINTS; p++, from += channels * wide, to += plane_of(count, channels))
         for (num c = 0; c < channels; c += LANES)
             for (num n = 0; n < count; n++)
                 store(to + n * channels + c, gather(from + c * wide + n, wide));
@@ -372,19 +383,17 @@ ALONE block_product(const float *block, const float *tiles, num inputs, num outp
 static int convolve_large(const float *x, const float *kernel, const float *bias, num images, num height, num width,
                           num inputs, num outputs, int transposed, float *y)
 {
-    const struct tiles from = tiling(height, width, inputs, 1), into = tiling(height, width, outputs, 0);
+    const struct tiles from = tiling(height, width, inputs), into = tiling(height, width, outputs);
     const num each = from.rows * from.columns, group = minimum(images, (AT_ONCE + each - 1) / each);
     const num most = (group * each + LANES - 1) / LANES * LANES, larger_side = inputs > outputs ? inputs : outputs;
-    const num padded_size = group * (height + 2) * (width + 2) * inputs;
-    float *tiles = scratch(POINTS * (PLANE + most * (larger_side + inputs + outputs)) + padded_size);
+    float *tiles = scratch(POINTS * (PLANE + plane_of(most, larger_side) + most * (inputs + outputs)));
     if (!tiles)
         return 0;
-    float *turned = tiles + POINTS * most * larger_side, *sums = turned + POINTS * most * inputs;
-    float *block = sums + POINTS * most * outputs, *padded = block + POINTS * PLANE;
+    float *turned = tiles + POINTS * plane_of(most, larger_side), *sums = turned + POINTS * most * inputs;
+    float *block = sums + POINTS * most * outputs;
     for (num i = 0; i < images; i += group) {
         const num here = minimum(group, images - i), count = here * each, wide = (count + LANES - 1) / LANES * LANES;
-        pad(x + i * height * width * inputs, here, height, width, inputs, padded);
-        transform_tiles(padded, &from, 0, 0, count, inputs, tiles);
+        transform_tiles(x + i * height * width * inputs, &from, 0, count, inputs, tiles);
         tiles_last(tiles, count, inputs, wide, turned);
         for (num o = 0; o < outputs; o += BLOCK)
             for (num k = 0; k < inputs; k += DEPTH) {
@@ -401,10 +410,10 @@ static int convolve_large(const float *x, const float *kernel, const float *bias
     return 1;
 }
 
-/* to (36, 4, 2 vectors) = sums over tiles of 4 of the outputs (36, count, BLOCK) times inputs (36, count, 2 vectors). */
+/* to (36, ROWS, 2 vectors) = sums over tiles of ROWS of the outputs (36, count, BLOCK) times inputs (36, count, 2 vectors). */
 ALONE tile_sums(const float *outputs, const float *inputs, num count, float *to)
 {
-    for (num p = 0; p < POINTS; p++, outputs += count * BLOCK, inputs += count * 2 * LANES) {
+    for (num p = 0; p < POINTS; p++, outputs += plane_of(count, BLOCK), inputs += plane_of(count, 2 * LANES)) {
         vec sum[ROWS][2] = {{{0}}};
         multiply(outputs, 1, BLOCK, inputs, 2 * LANES, count, ROWS, 2, sum);
         for (int i = 0; i < ROWS; i++)
@@ -417,20 +426,19 @@ ALONE tile_sums(const float *outputs, const float *inputs, num count, float *to)
 static int large_kernel_grad(const float *x, const float *grads, num images, num height, num width, num inputs,
                              num outputs, float *to)
 {
-    const struct tiles from = tiling(height, width, inputs, 1), at = tiling(height, width, outputs, 0);
-    const num count = images * from.rows * from.columns, padded_size = images * (height + 2) * (width + 2) * inputs;
-    float *rows = scratch(POINTS * (count * (inputs + outputs) + ROWS * 2 * LANES) + padded_size);
+    const struct tiles from = tiling(height, width, inputs), at = tiling(height, width, outputs);
+    const num count = images * from.rows * from.columns;
+    const num left = POINTS * plane_of(count, BLOCK), wide = POINTS * plane_of(count, 2 * LANES);
+    float *rows = scratch(outputs / BLOCK * left + inputs / (2 * LANES) * wide + POINTS * ROWS * 2 * LANES);
     if (!rows)
         return 0;
-    float *right = rows + POINTS * count * outputs, *block = right + POINTS * count * inputs;
-    float *padded = block + POINTS * ROWS * 2 * LANES;
-    pad(x, images, height, width, inputs, padded);
-    transform_tiles(padded, &from, 0, 0, count, 2 * LANES, right);
-    transform_tiles(grads, &at, 1, 0, count, BLOCK, rows);
+    float *right = rows + outputs / BLOCK * left, *block = right + inputs / (2 * LANES) * wide;
+    transform_tiles(x, &from, 0, count, 2 * LANES, right);
+    transform_grads(grads, &at, 0, count, BLOCK, rows);
     for (num first = 0; first < outputs; first += BLOCK)
         for (num k = 0; k < inputs; k += 2 * LANES)
             for (num o = first; o < first + BLOCK; o += ROWS) {
-                tile_sums(rows + first * POINTS * count + o - first, right + k * POINTS * count, count, block);
+                tile_sums(rows + first / BLOCK * left + o - first, right + k / (2 * LANES) * wide, count, block);
                 for (int i = 0; i < ROWS; i++)
                     for (int j = 0; j < 2; j++) {
                         const float *source = block + (i * 2 + j) * LANES;
@@ -451,27 +459,23 @@ static int large_kernel_grad(const float *x, const float *grads, num images, num
 int NAME(convolve)(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
              num outputs, int transposed, float *y)
 {
-    if (is_large(images, height, width, inputs, outputs))
+    if (is_large(images, height, width, inputs, outputs, LARGE))
         return convolve_large(x, kernel, bias, images, height, width, inputs, outputs, transposed, y);
-    const struct tiles from = tiling(height, width, inputs, 1), into = tiling(height, width, outputs, 0);
-    const num each = from.rows * from.columns, most = tiles_at_once(inputs, outputs), group = (most + each - 1) / each;
+    const struct tiles from = tiling(height, width, inputs), into = tiling(height, width, outputs);
+    const num tiles = images * from.rows * from.columns, most = tiles_at_once(inputs, outputs);
     struct buffers buffers;
-    if (!get_buffers(height, width, inputs, outputs, group, &buffers))
+    if (!get_buffers(inputs, outputs, &buffers))
         return 0;
     if (transposed)
         transform_kernel(kernel, outputs, inputs, 1, buffers.kernel);
     else
         transform_kernel(kernel, inputs, outputs, 0, buffers.kernel);
-    for (num i = 0; i < images; i += group) {
-        const num here = minimum(group, images - i), tiles = here * each;
-        pad(x + i * height * width * inputs, here, height, width, inputs, buffers.padded);
-        for (num first = 0; first < tiles; first += most) {
-            const num count = minimum(most, tiles - first);
-            transform_tiles(buffers.padded, &from, 0, first, count, inputs, buffers.inputs);
-            /* Rows beyond the last tile hold arbitrary values and are never read. */
-            products(buffers.inputs, buffers.kernel, count, inputs, outputs, buffers.outputs);
-            inverse_transform_outputs(buffers.outputs, &into, first, count, bias, y + i * height * width * outputs);
-        }
+    for (num first = 0; first < tiles; first += most) {
+        const num count = minimum(most, tiles - first);
+        transform_tiles(x, &from, first, count, inputs, buffers.inputs);
+        /* Rows beyond the last tile hold arbitrary values and are never read. */
+        products(buffers.inputs, buffers.kernel, count, inputs, outputs, buffers.outputs);
+        inverse_transform_outputs(buffers.outputs, &into, first, count, bias, y);
     }
     return 1;
 }
@@ -498,23 +502,19 @@ int NAME(convolve_backward)(const float *x, const float *grad_output, num images
 {
     const num pixels = height * width;
     bias_grad(grad_output, images * pixels, outputs, grad_bias);
-    if (is_large(images, height, width, inputs, outputs))
+    if (is_large(images, height, width, inputs, outputs, LARGE_GRAD))
         return large_kernel_grad(x, grad_output, images, height, width, inputs, outputs, grad_kernel);
-    const struct tiles from = tiling(height, width, inputs, 1), at = tiling(height, width, outputs, 0);
-    const num each = from.rows * from.columns, most = tiles_at_once(inputs, outputs), group = (most + each - 1) / each;
+    const struct tiles from = tiling(height, width, inputs), at = tiling(height, width, outputs);
+    const num tiles = images * from.rows * from.columns, most = tiles_at_once(inputs, outputs);
     struct buffers buffers;
-    if (!get_buffers(height, width, inputs, outputs, group, &buffers))
+    if (!get_buffers(inputs, outputs, &buffers))
         return 0;
-    memset(buffers.kernel, 0, POINTS * inputs * outputs * sizeof *buffers.kernel);
-    for (num i = 0; i < images; i += group) {
-        const num here = minimum(group, images - i), tiles = here * each;
-        pad(x + i * pixels * inputs, here, height, width, inputs, buffers.padded);
-        for (num first = 0; first < tiles; first += most) {
-            const num count = minimum(most, tiles - first);
-            transform_tiles(buffers.padded, &from, 0, first, count, inputs, buffers.inputs);
-            transform_tiles(grad_output + i * pixels * outputs, &at, 1, first, count, outputs, buffers.outputs);
-            products_transposed(buffers.inputs, buffers.outputs, count, inputs, outputs, buffers.kernel);
-        }
+    memset(buffers.kernel, 0, POINTS * plane_of(inputs, outputs) * sizeof *buffers.kernel);
+    for (num first = 0; first < tiles; first += most) {
+        const num count = minimum(most, tiles - first);
+        transform_tiles(x, &from, first, count, inputs, buffers.inputs);
+        transform_grads(grad_output, &at, first, count, outputs, buffers.outputs);
+        products_transposed(buffers.inputs, buffers.outputs, count, inputs, outputs, buffers.kernel);
     }
     kernel_grad(buffers.kernel, inputs, outputs, grad_kernel);
     return 1;
