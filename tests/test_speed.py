@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -77,7 +79,7 @@ def test_all_take_turns_and_of_each_the_quickest_counts(monkeypatch: pytest.Monk
     monkeypatch.setattr(compare, "settings", lambda peer: [AS_IS, slow, quick])
     monkeypatch.setattr(compare, "time_initmem", lambda workload: (ours.pop(0), 4))
     monkeypatch.setattr(
-        compare, "time_peer", lambda peer, workload, setting: asked.append(setting) or times[setting].pop(0)
+        compare, "time_peer", lambda _, __, setting, best: asked.append(setting) or times[setting].pop(0)
     )
     found = compare.compare(TINY, ["torch"], 1e9, lambda line: None)
     assert asked == [AS_IS, slow, quick, AS_IS, quick]  # what is twice as slow is not tried again
@@ -107,6 +109,17 @@ def test_peer_and_initmem_are_timed_on_a_tiny_workload() -> None:
     values = {str(column): cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)}
     assert values["torch as is"] == f"{spent / seconds:.2f}"
     assert values["workload"] == "tiny"
+
+
+def test_a_setting_far_slower_than_the_best_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[float] = []
+    monkeypatch.setattr(compare, "race", lambda command, at_once, longest: allowed.append(longest) or [])
+    for best in (100.0, math.inf):
+        for setting in (AS_IS, Setting(2, 1, compile=True)):
+            with pytest.raises(statistics.StatisticsError):  # nothing was told
+                time_peer("jax", TINY, setting, best)
+    # One of 4 runs, 2 of 5 epochs, 1.3 times as long as the best; compiling takes as long as it takes.
+    assert allowed == [60 + 100 / 4 * 2 / 5 * 1.3, 600, 600, 600]
 
 
 def test_a_peer_that_does_not_run_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

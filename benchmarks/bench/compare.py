@@ -30,7 +30,8 @@ Tell = Callable[[str], None]
 PEERS = {"keras": "tensorflow", "torch": "torch", "jax": "optax"}  # peer: the package it needs beside initmem
 ROOT = Path(__file__).parents[2]  # from where peers are imported
 LONGEST = 600  # seconds one measurement of a peer may take; a setting that takes longer has no number
-HOPELESS = 1.3  # so many times a peer's best setting in the first round, and a setting is not tried again
+COMPILING = 60  # seconds that a setting may take before its epochs; those with `compile` have LONGEST
+HOPELESS = 1.3  # so many times a peer's best setting, and a setting is stopped, or not tried in another round
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,9 @@ def compare(
             for setting in settings(peer):
                 if (peer, setting) in unable or not _may_count(setting, timed):
                     continue
-                spent = time_peer(peer, workload, setting)
+                spent = time_peer(peer, workload, setting, min(timed.values(), default=math.inf))
                 if spent is None:
-                    tell(f"{workload.name}: {peer}, {setting}: does not run here, or not in {LONGEST} s")
+                    tell(f"{workload.name}: {peer}, {setting}: does not run here, or is far slower")
                     unable.add((peer, setting))
                     continue
                 timed[str(setting)] = min(spent, timed.get(str(setting), math.inf))
@@ -128,7 +129,7 @@ def settings(peer: str) -> list[Setting]:
     """As it comes, and every way that might be its best. JAX has no training loop to come with."""
     if peer == "jax":
         one = Setting(1, None, mode="patches")  # all replicas in one process, which uses every core
-        return [one, *(Setting(cores(), 1, mode=mode) for mode in ("patches", "convolution", "map"))]
+        return [*(Setting(cores(), 1, mode=mode) for mode in ("patches", "map", "convolution")), one]
     together = [Setting(cores(), 1, compile, mode="vmap") for compile in (False, True) if peer == "torch"]
     layouts = (False, True) if peer == "torch" else (False,)  # TensorFlow has but one on a processor
     switches = itertools.product((False, True), layouts)
@@ -176,8 +177,8 @@ def time_initmem(workload: Workload) -> tuple[float, int]:
     return statistics.mean(seconds) * math.ceil(workload.runs / measured), size
 
 
-def time_peer(peer: str, workload: Workload, setting: Setting) -> float | None:
-    """Seconds for all runs by a peer; None where it does not run in this setting."""
+def time_peer(peer: str, workload: Workload, setting: Setting, best: float = math.inf) -> float | None:
+    """Seconds for all runs by a peer; None where it does not run, or takes far longer than `best`."""
     if setting.compile and peer == "torch" and not (shutil.which("g++") or shutil.which("clang++")):
         return None  # torch.compile writes C++
     replicas = math.ceil(workload.runs / setting.at_once) if setting.mode else 1
@@ -187,12 +188,15 @@ def time_peer(peer: str, workload: Workload, setting: Setting) -> float | None:
     }  # fmt: skip
     module = "vmap" if setting.mode == "vmap" else peer
     command = [sys.executable, "-m", f"benchmarks.bench.peer_{module}", json.dumps(task)]
+    turns = math.ceil(workload.runs / (setting.at_once * replicas))
+    epochs = HOPELESS * best / turns * task["epochs"] / workload.epochs
+    longest = LONGEST if setting.compile else min(LONGEST, COMPILING + epochs)
     try:
-        told = [json.loads(line) for line in race(command, setting.at_once)]
+        told = [json.loads(line) for line in race(command, setting.at_once, longest)]
     except (ValueError, OSError, subprocess.TimeoutExpired):
         return None
     seconds = statistics.mean(whole(one["epochs"], one["end"], workload.epochs) for one in told)
-    return seconds * math.ceil(workload.runs / (setting.at_once * replicas))
+    return seconds * turns
 
 
 GEMM = """
@@ -215,7 +219,7 @@ def gemm_limit() -> float:
     return sum(float(line) for line in race([sys.executable, "-c", GEMM], cores()))
 
 
-def race(command: list[str], at_once: int) -> list[str]:
+def race(command: list[str], at_once: int, longest: float = LONGEST) -> list[str]:
     """Start processes that say `ready`, let all go at the same moment, return what each printed last.
 
     The last argument of each is its number, for a peer that has to be kept on one core.
@@ -239,7 +243,7 @@ def race(command: list[str], at_once: int) -> list[str]:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        return [process.communicate(timeout=LONGEST)[0] for process in processes]
+        return [process.communicate(timeout=longest)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -55,7 +55,7 @@ def _cifar_size(
     epochs = round(8 * 40_000 / split_three(images)[0])
     name = f"{model} w{width} b{batch}" + (f" {norm} norm" if norm != "batch" else "")
     return _workload(
-        name, runs=10, timed=2, epochs=epochs, dataset=f"synthetic:{images}x3x32x32", model=model,
+        name, runs=4, timed=2, epochs=epochs, dataset=f"synthetic:{images}x3x32x32", model=model,
         width=width, batch_size=batch, optimizer=optimizer, norm=norm,
     )  # fmt: skip
 
