@@ -220,7 +220,7 @@ def test_what_is_not_a_number_stays_so(training):
 
 @pytest.mark.parametrize(
     ("n", "inputs", "outputs", "side"),
-    [(1, 8, 8, 4), (5, 16, 32, 16), (33, 32, 24, 8), (3, 24, 8, 12), (70, 160, 112, 4)],
+    [(1, 8, 8, 4), (5, 16, 32, 16), (33, 32, 24, 8), (3, 24, 8, 12), (70, 160, 112, 4), (33, 16, 16, 32)],
 )
 def test_convolution_and_its_gradients(vectors, n, inputs, outputs, side):
     layer = Conv(1, inputs, outputs)

@@ -120,14 +120,16 @@ static void kernel_grad(const float *sums, num inputs, num outputs, float *to)
         }
 }
 
-/* The tiles of images (images, height, width, channels): how many there are in one image, and floats in a row of pixels. */
+/* The tiles of images (images, height, width, channels): how many there are in one image, floats in a row of pixels, and
+   whether images are written past the cache. */
 struct tiles {
     num rows, columns, edge, channels;
+    int past;
 };
 
 static struct tiles tiling(num height, num width, num channels)
 {
-    return (struct tiles){height / 4, width / 4, width * channels, channels};
+    return (struct tiles){height / 4, width / 4, width * channels, channels, 0};
 }
 
 /* The offset of the first of 4x4 pixels of a tile. */
@@ -183,7 +185,7 @@ static void inverse_transform_outputs(const float *from, const struct tiles *t, 
             float *dst = y + corner(t, first + n) + c;
             const vec shift = bias ? load(bias + c) : (vec){0};
 #define GET(i, j) load(at + (6 * i + j) * plane)
-#define PUT(i, j, v) store(dst + i * edge + j * channels, v + shift)
+#define PUT(i, j, v) (t->past ? stream : store)(dst + i * edge + j * channels, v + shift)
             BOTH_AXES(output_axis, 6, 4, GET, PUT);
 #undef GET
 #undef PUT
@@ -461,7 +463,9 @@ int NAME(convolve)(const float *x, const float *kernel, const float *bias, num i
 {
     if (is_large(images, height, width, inputs, outputs, LARGE))
         return convolve_large(x, kernel, bias, images, height, width, inputs, outputs, transposed, y);
-    const struct tiles from = tiling(height, width, inputs), into = tiling(height, width, outputs);
+    const struct tiles from = tiling(height, width, inputs);
+    struct tiles into = tiling(height, width, outputs);
+    into.past = past_cache(y, images * height * width * outputs);
     const num tiles = images * from.rows * from.columns, most = tiles_at_once(inputs, outputs);
     struct buffers buffers;
     if (!get_buffers(inputs, outputs, &buffers))
