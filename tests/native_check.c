@@ -130,7 +130,7 @@ static void between_batches(void)
 int main(void)
 {
     fill(x, MOST), fill(grad, MOST), fill(kernel, MOST), fill(bias, LARGE), fill(gamma_, 64), fill(beta_, 64);
-    one_network(IN, OUT), one_network(LARGE, LARGE), in_lanes(), norms(), between_batches();
+    one_network(IN, OUT), one_network(3, IN), one_network(LARGE, LARGE), in_lanes(), norms(), between_batches();
     printf("vectors of %d\n", widest());
     return failed;
 }

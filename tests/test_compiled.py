@@ -130,4 +130,4 @@ def test_the_layers_agree_with_plain_loops(compiler, runner, tmp_path):
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([*runner, str(tmp_path / "check")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("e-") == 9
+    assert done.stdout.count("e-") == 11

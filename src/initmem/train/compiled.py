@@ -26,6 +26,7 @@ SOURCE = Path(__file__).parent / "native"
 SOURCES = (
     "normalize.c",
     "layer_norm.c",
+    "few_channels.c",
     "winograd.c",
     "lanes.c",
     "wide.c",

@@ -145,16 +145,12 @@ class ResNet9(Grouped):
 
     def _features(self, x: Tensor) -> Tensor:
         """The output of the last convolution block, in lanes if the network is."""
-        stem, *others = self.chain()
         if self.lanes is not None:
-            x = native.into_lanes(x, stem.conv.inputs, self.lanes)
-            others = [stem, *others]
-        else:
-            x = stem(x)  # its input has too few channels for the code in C
-        y = in_one_call(x, others, self.ends(), self.lanes)
+            x = native.into_lanes(x, self.stem.conv.inputs, self.lanes)
+        y = in_one_call(x, self.chain(), self.ends(), self.lanes)
         if y is not None:
             return y
-        x = self.down1(x)
+        x = self.down1(self.stem(x))
         x = x + self.residual1(x)
         x = self.down3(self.down2(x))
         last: Tensor = x + self.residual2(x)

@@ -141,21 +141,23 @@ class _Normalize(torch.autograd.Function):
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
     """Whether `convolve` supports this layer; it was faster than PyTorch wherever it was measured."""
     _, channels, height, width = x.shape
-    return channels == kernel.shape[1] and takes(kernel, height, width) and suits(x)
+    few = not x.requires_grad
+    return channels == kernel.shape[1] and takes(kernel, height, width, few=few) and suits(x)
 
 
-def takes(kernel: Tensor, height: int, width: int) -> bool:
-    """Whether the code supports this kernel on images of this size."""
+def takes(kernel: Tensor, height: int, width: int, *, few: bool) -> bool:
+    """Whether the code supports this kernel on images of this size; `few`: these may have few channels."""
     outputs, inputs = kernel.shape[:2]
     return (
-        inputs % LANES == outputs % LANES == 0
+        (inputs % LANES == 0 or (few and inputs < LANES))
+        and outputs % LANES == 0
         and height % 4 == width % 4 == 0
         and kernel.is_contiguous(memory_format=torch.channels_last)
     )
 
 
 def convolve(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """A 3x3 convolution with 'same' padding, by Winograd."""
+    """A 3x3 convolution with 'same' padding: by Winograd, or directly for few channels."""
     y: Tensor = _Convolution.apply(x, kernel, bias)
     return y
 
@@ -310,8 +312,9 @@ class Block(NamedTuple):
 def can_chain(x: Tensor, blocks: Sequence[Block]) -> bool:
     """Whether `chain` supports these blocks of a single network."""
     _, channels, height, width = x.shape
-    for block in blocks:
-        if channels != block.kernel.shape[1] or not takes(block.kernel, height, width):
+    for i, block in enumerate(blocks):
+        few = i == 0 and not x.requires_grad
+        if channels != block.kernel.shape[1] or not takes(block.kernel, height, width, few=few):
             return False
         channels = len(block.kernel)
         if block.pool:

@@ -80,7 +80,17 @@ void layer_normalize_backward(const float *x, const float *grad_output, num imag
                               num lanes, int pool, const float *gamma, const float *beta, const float *saved,
                               float *grad_x, float *grad_gamma, float *grad_beta);
 
-/* winograd.c; the wide functions exist only where widest() is 16 */
+/* few_channels.c, called by the convolutions of winograd.c for fewer than 8 inputs; the wide functions as above */
+int few_channels_convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+                          num inputs, num outputs, float *y);
+int few_channels_convolve_wide(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+                               num inputs, num outputs, float *y);
+int few_channels_kernel_grad(const float *x, const float *grads, num images, num height, num width, num inputs,
+                             num outputs, float *to);
+int few_channels_kernel_grad_wide(const float *x, const float *grads, num images, num height, num width, num inputs,
+                                  num outputs, float *to);
+
+/* winograd.c; the wide functions exist only where widest() is 16. The gradient of an image needs 8 inputs. */
 int convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
              num outputs, int transposed, float *y);
 int convolve_wide(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,

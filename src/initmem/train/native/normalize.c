@@ -4,16 +4,8 @@
 
 #include "vectors.h"
 
-/* Leave channels that fill several wider vectors to the functions in wide.c. */
-#if LANES == 8 && defined(__AVX512F__)
-#define WIDE(function, ...)                                                                                           \
-    if (channels % 16 == 0 && channels >= 64) {                                                                       \
-        function##_wide(__VA_ARGS__);                                                                                 \
-        return;                                                                                                       \
-    }
-#else
-#define WIDE(function, ...)
-#endif
+/* Whether channels fill several of the wider vectors. */
+#define MANY (channels % 16 == 0 && channels >= 64)
 
 /* Mean and biased variance of every channel. One pass suffices without cancellation, because the squares are taken
    about a pivot inside the data: the mean of the first pixels. */
@@ -91,7 +83,7 @@ void NAME(normalize)(const float *x, num images, num height, num width, num chan
                const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
                float *saved, float *y)
 {
-    WIDE(normalize, x, images, height, width, channels, pool, skip, gamma, beta, epsilon, batch_mean, batch_variance, saved, y);
+    WIDE(MANY, normalize, x, images, height, width, channels, pool, skip, gamma, beta, epsilon, batch_mean, batch_variance, saved, y);
     const num pixels = images * height * width;
     double mean[channels], variance[channels];
     float *inverse_std = saved + channels, *scale = inverse_std + channels, *shift = scale + channels;
@@ -109,7 +101,7 @@ void NAME(normalize_fixed)(const float *x, num images, num height, num width, nu
                      const float *gamma, const float *beta, double epsilon, const float *mean,
                      const float *variance, float *y)
 {
-    WIDE(normalize_fixed, x, images, height, width, channels, pool, skip, gamma, beta, epsilon, mean, variance, y);
+    WIDE(MANY, normalize_fixed, x, images, height, width, channels, pool, skip, gamma, beta, epsilon, mean, variance, y);
     double means[channels], variances[channels];
     float inverse_std[channels], scale[channels], shift[channels];
     for (num c = 0; c < channels; c++)
@@ -144,7 +136,7 @@ void NAME(normalize_backward)(const float *x, const float *grad_output, num imag
                         int pool, const float *y, const float *saved, float *grad_x,
                         float *grad_gamma, float *grad_beta, float *grad_skip)
 {
-    WIDE(normalize_backward, x, grad_output, images, height, width, channels, pool, y, saved, grad_x, grad_gamma, grad_beta, grad_skip);
+    WIDE(MANY, normalize_backward, x, grad_output, images, height, width, channels, pool, y, saved, grad_x, grad_gamma, grad_beta, grad_skip);
     const num pixels = images * height * width, row = width * channels;
     const float *mean = saved, *inverse_std = mean + channels;
     const float *scale = inverse_std + channels, *shift = scale + channels;

@@ -18,6 +18,15 @@
 #define NAME(function) function
 #endif
 
+/* Leave what fills wider vectors to the function of the same name in wide.c. */
+#if LANES == 8 && defined(__AVX512F__)
+#define WIDE(fits, function, ...)                                                                                     \
+    if (fits)                                                                                                         \
+    return function##_wide(__VA_ARGS__)
+#else
+#define WIDE(fits, function, ...)
+#endif
+
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int mask __attribute__((vector_size(4 * LANES), aligned(4)));
 
@@ -73,3 +82,40 @@ static inline float *scratch(num needed)
 #else
 #define MULTIPLY_ADD(sum, a, b) sum += a * b
 #endif
+
+/* Rows of a block of sums: with two vectors across, sums and operands fit the 32 registers of AVX-512, or 16. */
+#ifdef __AVX512VL__
+enum { ROWS = 8 };
+#else
+enum { ROWS = 4 };
+#endif
+
+/* sum (rows, across vectors) += left (rows, depth) times right (depth, across vectors), with the given distances between
+   rows of left, and between what is multiplied one after another in left and right. */
+static inline __attribute__((always_inline)) void multiply(const float *left, num row, num next, const float *right,
+                                                           num line, num depth, const int rows, const int across,
+                                                           vec sum[][2])
+{
+    for (num k = 0; k < depth; k++, left += next, right += line) {
+        vec factor[2];
+        for (int j = 0; j < across; j++)
+            factor[j] = load(right + LANES * j);
+        for (int i = 0; i < rows; i++) {
+            const vec value = left[i * row] - (vec){0};
+            for (int j = 0; j < across; j++)
+                MULTIPLY_ADD(sum[i][j], value, factor[j]);
+        }
+    }
+}
+
+/* Process the outputs two vectors at a time; an odd last vector is processed alone. */
+#define IN_PAIRS(outputs, o, call)                                                                                    \
+    for (num o = 0; o < outputs; o += 2 * LANES) {                                                                    \
+        if (o + LANES < outputs)                                                                                      \
+            call(2);                                                                                                  \
+        else                                                                                                          \
+            call(1);                                                                                                  \
+    }
+
+/* Products have functions of their own: in longer ones, GCC does not keep the sums in registers. */
+#define ALONE static __attribute__((noinline)) void

@@ -2,6 +2,7 @@
 #ifdef __AVX512F__
 #define LANES 16
 #define NAME(function) function##_wide
+#include "few_channels.c"
 #include "lanes.c"
 #include "normalize.c"
 #include "transformer.c"

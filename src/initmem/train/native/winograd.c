@@ -192,31 +192,6 @@ static void inverse_transform_outputs(const float *from, const struct tiles *t, 
         }
 }
 
-/* Rows of a block of sums: with two vectors across, sums and operands fit the 32 registers of AVX-512, or 16. */
-#ifdef __AVX512VL__
-enum { ROWS = 8 };
-#else
-enum { ROWS = 4 };
-#endif
-
-/* sum (rows, across vectors) += left (rows, depth) times right (depth, across vectors), with the given distances between
-   rows of left, and between what is multiplied one after another in left and right. */
-static inline __attribute__((always_inline)) void multiply(const float *left, num row, num next, const float *right,
-                                                           num line, num depth, const int rows, const int across,
-                                                           vec sum[][2])
-{
-    for (num k = 0; k < depth; k++, left += next, right += line) {
-        vec factor[2];
-        for (int j = 0; j < across; j++)
-            factor[j] = load(right + LANES * j);
-        for (int i = 0; i < rows; i++) {
-            const vec value = left[i * row] - (vec){0};
-            for (int j = 0; j < across; j++)
-                MULTIPLY_ADD(sum[i][j], value, factor[j]);
-        }
-    }
-}
-
 /* to (count, outputs) = rows (count, inputs) times matrix (inputs, outputs), for a multiple of ROWS. */
 static inline __attribute__((always_inline)) void product(const float *rows, const float *matrix, num count,
                                                           num inputs, num outputs, const int across, float *to)
@@ -243,18 +218,6 @@ static inline __attribute__((always_inline)) void product_transposed(const float
                 store(to + i * outputs + LANES * j, load(to + i * outputs + LANES * j) + sum[i][j]);
     }
 }
-
-/* Process the outputs two vectors at a time; an odd last vector is processed alone. */
-#define IN_PAIRS(outputs, o, call)                                                                                    \
-    for (num o = 0; o < outputs; o += 2 * LANES) {                                                                    \
-        if (o + LANES < outputs)                                                                                      \
-            call(2);                                                                                                  \
-        else                                                                                                          \
-            call(1);                                                                                                  \
-    }
-
-/* All 36 products have functions of their own: in longer ones, GCC does not keep the sums in registers. */
-#define ALONE static __attribute__((noinline)) void
 
 /* `count` rows of each product, of which a multiple of 4 is computed. */
 ALONE products(const float *rows, const float *kernel, num count, num inputs, num outputs, float *to)
@@ -461,6 +424,8 @@ static int large_kernel_grad(const float *x, const float *grads, num images, num
 int NAME(convolve)(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
              num outputs, int transposed, float *y)
 {
+    if (inputs < 8)
+        return few_channels_convolve(x, kernel, bias, images, height, width, inputs, outputs, y);
     if (is_large(images, height, width, inputs, outputs, LARGE))
         return convolve_large(x, kernel, bias, images, height, width, inputs, outputs, transposed, y);
     const struct tiles from = tiling(height, width, inputs);
@@ -506,6 +471,8 @@ int NAME(convolve_backward)(const float *x, const float *grad_output, num images
 {
     const num pixels = height * width;
     bias_grad(grad_output, images * pixels, outputs, grad_bias);
+    if (inputs < 8)
+        return few_channels_kernel_grad(x, grad_output, images, height, width, inputs, outputs, grad_kernel);
     if (is_large(images, height, width, inputs, outputs, LARGE_GRAD))
         return large_kernel_grad(x, grad_output, images, height, width, inputs, outputs, grad_kernel);
     const struct tiles from = tiling(height, width, inputs), at = tiling(height, width, outputs);
