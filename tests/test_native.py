@@ -15,7 +15,8 @@ from initmem.data.dataset import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.register import Tokens
 from initmem.study import Run
-from initmem.train import compiled, loop, native
+from initmem.train import compiled, native
+from initmem.train import lanes as in_one_call
 from initmem.train.layers import (
     NORM_EPSILON,
     BatchNorm,
@@ -359,15 +360,18 @@ def test_packs_that_lanes_do_not_suit_are_left_to_the_library():
     assert pack(4, width=6).network.lanes is None
     assert pack(4, width=4, norm="layer").network.lanes is not None
     assert not hasattr(pack(4, width=4, model="resnet56").network, "lanes")
+    assert pack(1, side=32).network.lanes == native.SINGLE
+    assert pack(1, side=16).network.lanes is None  # the last images are no whole tiles
+    assert pack(1, width=12, side=32).network.lanes is None
     torch.set_num_threads(2)
     assert pack(4, width=4).network.lanes is None
 
 
-def pack(replicas: int = 1, dtype: torch.dtype = torch.float32, **fields: object) -> Pack:
+def pack(replicas: int = 1, dtype: torch.dtype = torch.float32, side: int = 16, **fields: object) -> Pack:
     rng = np.random.default_rng(0)
 
     def part(n: int) -> Examples:
-        return Examples(rng.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8), rng.integers(0, 10, n))
+        return Examples(rng.integers(0, 256, (n, side, side, 3), dtype=np.uint8), rng.integers(0, 10, n))
 
     recipe = Recipe.model_validate({"width": 8, "batch_size": 8, "epochs": 3, "learning_rate": 1e-4} | fields)
     return Pack(
@@ -678,26 +682,29 @@ def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeyp
         ("adamw", {"norm": "layer", "weight_decay": 0.1, "l2": 0.01, "decay_on": "kernels"}),
     ],
 )
-def test_many_batches_in_one_call_go_the_way_of_float64(optimizer, fields, calls, monkeypatch):
+@pytest.mark.parametrize(("replicas", "width", "side"), [(10, 4, 16), (1, 8, 32)])
+def test_many_batches_in_one_call_go_the_way_of_float64(
+    optimizer, fields, replicas, width, side, calls, monkeypatch
+):
     """Also if an epoch is interrupted between two calls, and resumed from its checkpoints."""
-    fields = {"width": 4, "optimizer": optimizer, "learning_rate": 1e-3} | fields
-    ours = pack(10, **fields)
+    fields = {"width": width, "side": side, "optimizer": optimizer, "learning_rate": 1e-3} | fields
+    ours = pack(replicas, **fields)
     for _ in range(3):
         assert train_epoch(ours)
     assert "train" in calls
     assert "chain_backward" not in calls
-    exact = pack(10, dtype=torch.float64, **fields)
+    exact = pack(replicas, dtype=torch.float64, **fields)
     for _ in range(3):
         train_epoch(exact)
     for one, other in zip(ours.history, exact.history, strict=True):
         for name in ("train_cross_entropy", "train_accuracy", "val_objective", "norm", "clock_angular"):
             assert one[name] == pytest.approx(other[name], rel=5e-4), name  # a few signs of ReLU differ
 
-    monkeypatch.setattr(loop, "BATCHES_AT_ONCE", 2)
-    parts = pack(10, **fields)
+    monkeypatch.setattr(in_one_call, "BATCHES_AT_ONCE", 2)
+    parts = pack(replicas, **fields)
     while parts.epoch < 3:
         if not train_epoch(parts, pause=lambda: True):
-            saved, parts = parts.checkpoint(), pack(10, **fields)
+            saved, parts = parts.checkpoint(), pack(replicas, **fields)
             parts.restore(saved)
     for name, value in ours.network.state_dict().items():
         assert torch.equal(value, parts.network.state_dict()[name]), name

@@ -1,4 +1,4 @@
-"""Train a pack in SIMD lanes: many batches in one call of the C code."""
+"""Train a single network, or a pack in SIMD lanes: many batches in one call of the C code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from torch import Tensor
 
 from initmem.train import compiled
 from initmem.train.layers import NORM_EPSILON, BatchNorm, block
-from initmem.train.native import FFI, InLanes, as_structs, call, network_parts, pointers
+from initmem.train.native import FFI, SINGLE, InLanes, as_structs, call, network_parts, pointers
 from initmem.train.networks import ResNet9
 from initmem.train.optimizers import SGD, Adam, Momentum, Optimizer, Rule
 
 RULES: dict[type[Optimizer], int] = {SGD: 0, Momentum: 1, Adam: 2}  # as train.c numbers them
 BATCHES_AT_ONCE = 16
+MULTIPLICATIONS_AT_ONCE = 1e10  # in forward passes: a call takes a fraction of a second
 
 
 class LaneTraining:
-    """Training of a network in lanes. `has_rule`: in C as well; otherwise `train` must not be called.
+    """Training of a network whose blocks are one call, `at_once` batches in a call.
+
+    `has_rule`: the rule is in C as well; otherwise `train` must not be called.
 
     Variables, state of the rule and moving statistics are copied into lanes for each call, and back.
     """
@@ -39,6 +42,7 @@ class LaneTraining:
         lanes, layers = network.lanes, network.chain()
         norms = [layer.norm for layer in layers if isinstance(layer.norm, BatchNorm)]
         self.replicas, self.optimizer = network.replicas, optimizer
+        self.layout = torch.channels_last if lanes == SINGLE else torch.contiguous_format
         self.has_rule = type(optimizer) in RULES
         slots = optimizer.slots if isinstance(optimizer, Rule) and self.has_rule else {}
         decayed = optimizer.decayed if isinstance(optimizer, Rule) else ()
@@ -52,6 +56,11 @@ class LaneTraining:
         variables = [*self.variables.tensors, *head]
         gradients = list(map(torch.zeros_like, variables))
         states = [[*copy.tensors, *own[-2:]] for copy, own in zip(self.slots, slots.values(), strict=True)]
+        work, pixels = 0, batch * height * width
+        for layer in layers:
+            work += layer.conv.kernel.numel() * pixels
+            pixels //= 4 if layer.pool else 1
+        self.at_once = max(1, min(BATCHES_AT_ONCE, int(MULTIPLICATIONS_AT_ONCE / work)))
         self.kept: list[Any] = [  # C has addresses only
             batch_statistics, gradients,
             *network_parts(
@@ -117,5 +126,6 @@ class LaneTraining:
         doubles = FFI.new("double[]", rates), FFI.new("double[]", shares)
         labels = FFI.cast("long long *", y.data_ptr())
         totals = [FFI.cast("double *", row.data_ptr()) for row in sums]
-        if not call("train", self.pack, rule, len(x), x.contiguous(), labels, *doubles, *totals):
+        x = x.contiguous(memory_format=self.layout)
+        if not call("train", self.pack, rule, len(x), x, labels, *doubles, *totals):
             raise MemoryError

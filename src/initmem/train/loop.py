@@ -19,7 +19,6 @@ from initmem.record import MOST_PREDICTIONS, RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.comparison import compared
-from initmem.train.lanes import BATCHES_AT_ONCE
 from initmem.train.layers import MOVING_AVERAGE
 from initmem.train.optimizers import times
 from initmem.train.pack import PARENT, Batch, Checkpoint, Images, Pack
@@ -124,7 +123,7 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
     while pack.position < len(batches):
         i = pack.position
         if pack.in_lanes is not None and pack.in_lanes.has_rule:
-            now = slice(i, i + BATCHES_AT_ONCE)
+            now = slice(i, i + pack.in_lanes.at_once)
             x, y = pack.examples(batches[now])
             share = 1 - MOVING_AVERAGE if recipe.batch_statistics == "moving" else 0.0
             pack.in_lanes.train(x, y, rates[now], share, first_update + i, pack.running)

@@ -110,10 +110,13 @@ class ResNet9(Grouped):
         self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
         self.head = Dense(replicas, 8 * w, classes)
         self.pool = pool
-        # If set, replicas occupy SIMD lanes in the C layers, for float32 on one core.
+        # If set, the blocks are one call of C, for float32 on one core; replicas occupy SIMD lanes.
         self.lanes: native.Lanes | None = None
-        # Height and width are halved three times; in lanes, outputs come in multiples of 4.
-        self.fits_lanes = w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
+        # Height and width are halved three times. In lanes, outputs come in multiples of 4; without, C takes
+        # whole vectors of channels and tiles of 4x4 pixels.
+        channel, side = (4, 8) if replicas > 1 else (8, 32)
+        fewer = replicas > 1 or channels < native.LANES or channels % native.LANES == 0
+        self.fits_lanes = w % channel == 0 and shape[1] % side == shape[2] % side == 0 and fewer
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
@@ -397,7 +400,6 @@ def choose_layout(network: Network, device: torch.device, dtype: torch.dtype) ->
         return
     if network.replicas == 1:  # grouped convolutions are faster in the default layout
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return
     lanes = native.lanes_for(network.replicas)
     half_used = 2 * network.replicas >= lanes.lanes
     if isinstance(network, ResNet9) and network.fits_lanes and half_used and native.ready(device, dtype):

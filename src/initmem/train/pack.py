@@ -103,7 +103,8 @@ class Pack:
         if isinstance(self.network, ResNet9) and self.network.lanes is not None:
             sizes = min(self.recipe.batch_size, len(self.train)), data.sizes.height, data.sizes.width
             self.in_lanes = LaneTraining(self.network, self.optimizer, self.kernel_indices, *sizes)
-            self.evaluated_at_once *= 8  # C divides them further, so that they stay in the cache
+            if self.replicas > 1:
+                self.evaluated_at_once *= 8  # C divides them further, so that they stay in the cache
         self.initial, self.best = (
             {name: value.clone() for name, value in self.network.state_dict().items()} for _ in range(2)
         )

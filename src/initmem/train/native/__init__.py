@@ -197,8 +197,8 @@ def _call(name: str, kernel: Tensor, *arguments: Any) -> None:
 
 
 def lanes_for(replicas: int) -> Lanes:
-    """The smallest number of lanes that holds this many replicas."""
-    return Lanes(replicas, -(-replicas // LANES) * LANES)
+    """The smallest number of lanes that holds this many replicas; a single one needs none."""
+    return SINGLE if replicas == 1 else Lanes(replicas, -(-replicas // LANES) * LANES)
 
 
 def into_lanes(x: Tensor, channels: int, lanes: Lanes) -> Tensor:

@@ -1,4 +1,4 @@
-/* Training of a pack in lanes, many batches in one call: forward and backward pass, update, moving statistics. */
+/* Training of a single network, or a pack in lanes: many batches in one call: forward and backward pass, update, moving statistics. */
 #include <math.h>
 
 #include "vectors.h"
@@ -72,7 +72,7 @@ static void add_angle(const struct pack *pack, double rate, double *angular)
         const float *x = pack->variables[v];
         if (!pack->is_kernel[v])
             continue;
-        if (v >= in_lanes) { /* of the head */
+        if (lanes == 1 || v >= in_lanes) { /* the head is never in lanes */
             float squares[pack->replicas];
             sum_of_squares(1, &pack->sizes[v], &pack->variables[v], pack->replicas, squares);
             for (num r = 0; r < pack->replicas; r++)
@@ -128,8 +128,8 @@ static void absorb_batch(const struct pack *pack, num images, double share)
     }
 }
 
-/* Train on examples x (examples, replicas, channels, height, width) with labels (examples, replicas), in batches of
-   network.images. Batch b has the learning rate rates[b] and moves the moving statistics by shares[b]. Losses, correct
+/* Train on examples x (examples, replicas, channels, height, width), of a single network (examples, height, width,
+   channels), with labels (examples, replicas), in batches of network.images. Batch b has the learning rate rates[b] and moves the moving statistics by shares[b]. Losses, correct
    answers and angular clocks are added to the sums of every replica. Without a rule, there is only the forward pass, for
    the statistics. Returns 0 if out of memory. */
 int train(const struct pack *pack, const struct rule *rule, num examples, const float *x, const long long *labels,
@@ -143,31 +143,34 @@ int train(const struct pack *pack, const struct rule *rule, num examples, const 
         pixels /= net.sizes[i].pool ? 4 : 1;
     const num kept = chain_floats(&net, 1), work = chain_floats(&net, 0), last = batch * pixels * channels * lanes;
     const num rows = batch * replicas;
-    float *input = scratch(batch * each * lanes + kept + work + 2 * last + rows * (channels + 2 * classes));
-    if (!input)
+    const num in = lanes > 1 ? batch * each * lanes : 0;
+    float *start = aligned_alloc(64, (in + kept + work + 2 * last + rows * (channels + 2 * classes) + 15) / 16 * 64);
+    if (!start)
         return 0;
-    float *buffer = input + batch * each * lanes, *spare = buffer + kept, *y = spare + work, *grad_y = y + last;
+    float *buffer = start + in, *spare = buffer + kept, *y = spare + work, *grad_y = y + last;
     float *features = grad_y + last, *logits = features + rows * channels, *grad = logits + rows * classes;
     float *const *head_variables = pack->variables + 4 * net.count;
     float *const *head_gradients = pack->all_gradients + 4 * net.count;
-    for (num first = 0, b = 0; first < examples; first += batch, b++) {
+    int done = 1;
+    for (num first = 0, b = 0; done && first < examples; first += batch, b++) {
+        const float *input = x + first * replicas * each;
         net.images = minimum(batch, examples - first);
-        images_into_lanes(x + first * replicas * each, pack, net.images, input);
-        if (!chain(&net, 1, input, buffer, y))
-            return 0;
+        if (lanes > 1)
+            images_into_lanes(input, pack, net.images, start), input = start;
+        done = chain(&net, 1, input, buffer, y);
         if (pack->moving && shares[b])
             absorb_batch(pack, net.images, shares[b]);
-        if (!rule)
+        if (!rule || !done)
             continue;
         head(y, net.images, pixels, channels, replicas, lanes, classes, pack->largest, head_variables[0],
              head_variables[1], features, logits);
         cross_entropy(pack, net.images, logits, labels + first * replicas, grad, losses, correct);
         head_backward(y, features, grad, net.images, pixels, channels, replicas, lanes, classes, pack->largest,
                       head_variables[0], grad_y, head_gradients[0], head_gradients[1]);
-        if (!chain_backward(&net, input, buffer, grad_y, pack->gradients, spare, NULL))
-            return 0;
+        done = chain_backward(&net, input, buffer, grad_y, pack->gradients, spare, NULL);
         add_angle(pack, rates[b], angular);
         update(pack, rule, rule->update + b, rates[b]);
     }
-    return 1;
+    free(start);
+    return done;
 }
