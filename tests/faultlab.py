@@ -557,7 +557,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     worker_module.PAUSE = 0.02
-    worker_module.LOOK_EVERY = 0.0  # save at every chance: the same calls every time
+    # Save and show at every chance: the same calls every time.
+    worker_module.LOOK_EVERY = worker_module.SHOW_EVERY = 0.0
     found = {}
     for text in asked.experiments:
         name, _, times = text.partition("=")

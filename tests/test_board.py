@@ -162,7 +162,7 @@ def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
     store.claims.take([run])
     for epoch in (1, 2):
         row = {"epoch": epoch, "val_accuracy": 0.3 * epoch, "train_accuracy": 0.25 * epoch, "seconds": 2.0}
-        store.live.append(run, row, fresh=epoch == 1)
+        store.live.append(run, [row], fresh=epoch == 1)
     path = store.path / "runs" / run.id / "history.jsonl"
     path.write_bytes(b'[]\n{"epoch":"?"}\n' + path.read_bytes() + b'{"epoch":3,"val_acc')
     settle(board, lambda: f"2/{run.recipe.epochs}" in board.watcher.sections()["live"].html)

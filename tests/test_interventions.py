@@ -331,7 +331,7 @@ def test_with_batch_norm_a_rescaling_leaves_validation_accuracy_as_it_is() -> No
     train_epoch(pack), train_epoch(pack)
 
     def measured() -> tuple[float, float]:
-        with evaluated_model(pack, 2):
+        with evaluated_model(pack, pack.batches(2)):
             return float(evaluate(pack, pack.val)[1]), float(pack.kernel_squares().sqrt())
 
     accuracy, norm = measured()

@@ -19,6 +19,7 @@ from PIL import Image
 
 import planted
 from conftest import fake_record
+from initmem.engines import worker
 from initmem.engines.engine import EpochEnded, Event
 from initmem.engines.local import InlineEngine
 from initmem.recipe import Recipe
@@ -489,9 +490,10 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit: Visit, repor
 
 
 def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
-    visit: Visit, tmp_path: Path, board_of
+    visit: Visit, tmp_path: Path, board_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run appears, progresses and finishes, and the page is never loaded again."""
+    monkeypatch.setattr(worker, "SHOW_EVERY", 0.0)
     (tmp_path / "study.toml").write_text(STUDY)
     store = Store.create(tmp_path / "store")
     page = visit.page
@@ -541,13 +543,13 @@ def test_runs_are_ticked_and_their_curves_seen_together(
     store.commit([fake_record(run, 0.9 - 0.1 * run.scale + 0.01 * run.seed) for run in runs])
     store.claims.take([last])
     row = {"val_accuracy": 0.25, "train_accuracy": 0.5}
-    store.live.append(last, row, fresh=True)
+    store.live.append(last, [row], fresh=True)
     page = visit.page
     page.goto(f"{board_of(store)}#runs:{last.recipe.id}")
     page.locator(f"#live-runs input[data-pick='{last.id}']").check()
     page.locator("#explorer").scroll_into_view_if_needed()
     page.locator(f"#run-list input[data-pick='{runs[0].id}']").check()
-    store.live.append(last, row | {"val_accuracy": 0.5}, fresh=False)
+    store.live.append(last, [row | {"val_accuracy": 0.5}], fresh=False)
     expect(page.locator("#live-runs td.val")).to_have_text("50.0")
     expect(page.locator(f"#live-runs input[data-pick='{last.id}']")).to_be_checked()
     expect(page.locator(".picks")).to_contain_text("2 runs chosen")

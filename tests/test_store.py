@@ -61,7 +61,7 @@ def test_a_committed_record_never_changes(store: Store, runs: list[Run]) -> None
 
 def test_only_the_record_is_left_of_a_finished_run(store: Store, runs: list[Run]) -> None:
     store.claims.take([runs[0]])
-    store.live.append(runs[0], {"epoch": 1}, fresh=True)
+    store.live.append(runs[0], [{"epoch": 1}], fresh=True)
     store.checkpoints.write({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
     store.commit([fake_record(runs[0], 0.7)])
     assert [p.name for p in (store.path / "runs" / runs[0].id).iterdir()] == ["record.json"]
@@ -276,9 +276,9 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_history_is_appended_line_by_line(store: Store, runs: list[Run]) -> None:
-    store.live.append(runs[0], {"epoch": 9}, fresh=True)
-    store.live.append(runs[0], {"epoch": 1}, fresh=True)
-    store.live.append(runs[0], {"epoch": 2}, fresh=False)
+    store.live.append(runs[0], [{"epoch": 9}], fresh=True)
+    store.live.append(runs[0], [{"epoch": 1}], fresh=True)
+    store.live.append(runs[0], [{"epoch": 2}], fresh=False)
     lines = (store.path / "runs" / runs[0].id / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
@@ -631,7 +631,7 @@ def test_a_skewed_clock_does_not_make_a_live_worker_look_dead(
     os.utime(path, (beat + 10, beat + 10))
     assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 50.0
-    store.live.append(runs[0], {"epoch": 1}, fresh=True)  # an epoch is a sign of life as well
+    store.live.append(runs[0], [{"epoch": 1}], fresh=True)  # an epoch is a sign of life as well
     assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 70.0
     assert board.live_run(runs[0].id).heartbeat_age > claims_module.EXPIRY
@@ -649,7 +649,7 @@ def test_nothing_is_written_through_a_link(store: Store, runs: list[Run], tmp_pa
     with contextlib.suppress(StoreError):
         match name:
             case "history.jsonl":
-                store.live.append(runs[0], {"epoch": 1.0}, fresh=True)
+                store.live.append(runs[0], [{"epoch": 1.0}], fresh=True)
             case "faults.jsonl":
                 store.faults.note(runs[:1], "exception")
             case "hang.txt":
@@ -662,7 +662,7 @@ def test_a_file_that_is_a_link_is_one_line(store: Store, runs: list[Run], tmp_pa
     link = store.paths.make_run(runs[0].id) / "history.jsonl"
     link.symlink_to(tmp_path / "profile")
     with pytest.raises(StoreError, match=rf"^{link}: a symbolic link \(allowed: [^\n]*\)$"):
-        store.live.append(runs[0], {"epoch": 1.0}, fresh=False)
+        store.live.append(runs[0], [{"epoch": 1.0}], fresh=False)
 
 
 @pytest.mark.parametrize("name", ["runs", "studies", "pending", "aside"])

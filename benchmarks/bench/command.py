@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from initmem.data.sources import load
 from initmem.engines.engine import cores
 from initmem.errors import ConfigError, allowed
 from initmem.table import Column, Key, Table, table_of
@@ -72,6 +73,8 @@ def timed(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Time workloads; a row each, and what is true of all of them. A file is written as rows come in."""
     chosen = asked_workloads(workloads, everything=everything)
+    for workload in chosen:
+        load(workload.recipe)  # a dataset that is missing is known before an hour is spent
     usable = []
     for peer in asked_peers(peers):
         if (reason := missing(peer)) is None:

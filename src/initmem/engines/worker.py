@@ -17,6 +17,7 @@ Workers are the same in every engine. They share nothing but the store.
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import time
 import traceback
@@ -48,6 +49,7 @@ from initmem.train.pack import Checkpoint, Pack
 
 SHORTEST_PAUSE, PAUSE = 0.05, 1.0  # seconds between two looks at packs that other workers have claimed
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
+SHOW_EVERY = 0.25  # seconds between two writes of the epochs of a pack, for those who watch
 
 dataset = lru_cache(maxsize=2)(load)  # packs of one recipe tend to follow each other
 
@@ -197,6 +199,8 @@ class Attempt:
         self.pack = pack
         self.resumed = self.advanced = False  # continued from checkpoints; finished an epoch
         self._shown: set[Run] = set()  # runs of user code that have shown an epoch
+        self._epochs_shown = 0  # of the pack
+        self._shown_at = -math.inf
         self._saved_at = self._looked_at = time.monotonic()
         self._restart_limit: Callable[[], None] = lambda: None
 
@@ -227,24 +231,29 @@ class Attempt:
         """After an epoch of user code, which has no checkpoints: asked to stop, its run starts again."""
         self._check_claims([run])
         self._restart_limit()
-        self.store.live.append(run, row, fresh=run not in self._shown)
+        self.store.live.append(run, [row], fresh=run not in self._shown)
         self._shown.add(run)
         if run.recipe.get("epochs"):
             self.listen(EpochEnded((run.id,), int(row["epoch"])))
         self._stop_if_asked()
 
     def _on_epoch(self, pack: Pack) -> None:
-        self._check_claims(self.pack)
         self._restart_limit()
-        first = pack.epoch - 1 if self.advanced else 0  # a resumed run shows its earlier epochs again
-        for run, history in zip(self.pack, pack.history, strict=True):
-            for i in range(first, len(history["val_objective"])):
-                row = {"epoch": i + 1} | {name: column[i] for name, column in history.items()}
-                self.store.live.append(run, row, fresh=i == 0)
         self.advanced = True
+        if time.monotonic() - self._shown_at >= SHOW_EVERY or pack.finished:
+            self._check_claims(self.pack)
+            self._show(pack)
         self.listen(EpochEnded(tuple(run.id for run in self.pack), pack.epoch))
         if self._should_pause() and not pack.finished:
             self._on_pause(pack)
+
+    def _show(self, pack: Pack) -> None:
+        """Write the new epochs for those who watch; a resumed run shows its earlier ones again."""
+        for run, history in zip(self.pack, pack.history, strict=True):
+            new = range(self._epochs_shown, len(history["val_objective"]))
+            rows = [{"epoch": i + 1} | {name: column[i] for name, column in history.items()} for i in new]
+            self.store.live.append(run, rows, fresh=self._epochs_shown == 0)
+        self._epochs_shown, self._shown_at = pack.epoch, time.monotonic()
 
     def _should_pause(self) -> bool:
         """Whether to save the pack before the next batch: asked to stop, or the last checkpoint is old."""

@@ -246,13 +246,14 @@ class LiveHistory:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
-    def append(self, run: Run, row: Mapping[str, float], *, fresh: bool) -> None:
-        """Add the row of one epoch; `fresh` starts the file again."""
+    def append(self, run: Run, rows: Sequence[Mapping[str, float]], *, fresh: bool) -> None:
+        """Add a row per epoch; `fresh` starts the file again."""
+        lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
         with explained(self.paths.root):
             if fresh:
                 self.paths.make_run(run.id)
             with opened(self.paths.history(run.id), os.O_TRUNC if fresh else os.O_APPEND) as stream:
-                stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+                stream.write(lines.encode())
 
     def rows(self, run_id: str) -> list[dict[str, float]]:
         """The rows of a run in training. A line that is half written is left out until the next time."""

@@ -271,6 +271,8 @@ class Pack:
     @torch.no_grad()
     def keep_best(self, improved: Sequence[bool]) -> None:
         """Copy the variables of the improved replicas into the selected models."""
+        if not any(improved):
+            return
         which = torch.tensor(improved, device=self.device).nonzero().flatten()
         for name, value in self.network.state_dict().items():
             now, best = by_replica(value, self.replicas), by_replica(self.best[name], self.replicas)

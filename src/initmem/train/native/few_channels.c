@@ -84,13 +84,16 @@ ALONE image_grads(const float *image, const float *grads, num height, num width,
 {
     const num row = 3 * inputs, step = row % 9 ? 3 : 9;
     for (num i = 0; i < 3; i++, image += (width + 2) * inputs)
-        for (num t = 0; t < row; t += step, to += step * outputs) {
-#define CALL(across)                                                                                                  \
-    (step == 9 ? tap_grads(image + t, grads + o, height, width, inputs, outputs, 9, across, to + o)                   \
-               : tap_grads(image + t, grads + o, height, width, inputs, outputs, 3, across, to + o))
-            IN_PAIRS(outputs, o, CALL)
-#undef CALL
-        }
+        for (num t = 0; t < row; t += step, to += step * outputs)
+            for (num o = 0, across; o < outputs; o += across * LANES) {
+                across = ROWS == 8 && o + LANES < outputs ? 2 : 1; /* 16 registers hold the sums of one vector */
+#define SUM(count, across) tap_grads(image + t, grads + o, height, width, inputs, outputs, count, across, to + o)
+                if (across == 2)
+                    step == 9 ? SUM(9, 2) : SUM(3, 2);
+                else
+                    step == 9 ? SUM(9, 1) : SUM(3, 1);
+#undef SUM
+            }
 }
 
 /* The gradient of the kernel, (outputs, 3, 3, inputs). Returns 0 if out of memory. */
