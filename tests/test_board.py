@@ -27,7 +27,7 @@ from initmem.report.board import Board, is_loopback
 from initmem.report.content import Content
 from initmem.report.watch import live
 from initmem.store.claims import EXPIRY, Claim, LiveRun
-from initmem.store.results import Survey, open_results, store_status, write_archive
+from initmem.store.results import Collection, open_results, store_status, surveyed, write_archive
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -138,7 +138,7 @@ def test_a_port_in_use_is_one_clear_line(store: Store) -> None:
 
 
 def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
-    report = pages.sections(Content(Survey.of(store)))
+    report = pages.sections(Content(surveyed(store)))
     for name, part in report.items():
         assert ask(board.port, f"/part/{name}").body.decode() == str(part.html), name
 
@@ -261,7 +261,7 @@ def test_the_time_left_is_the_time_of_the_last_worker() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]), scales=[1.0], seeds=[0, 1])
     runs = study.all_runs()  # two of each recipe, 6 epochs each
     done = replace(planted.record(runs[0]), provenance={"seconds": 24.0, "pack": 2})  # 2 s per epoch
-    content = Content(Survey([done], [], [study], frozenset()))
+    content = Content(Collection([done], [study]))
     live_runs = {runs[1].id: live_run(2, 2.0), runs[2].id: live_run(1, 5.0, pid=2)}
     shown = live(content, live_runs)
     assert shown["workers"] == 2
@@ -274,7 +274,7 @@ def test_the_time_left_is_the_time_of_the_last_worker() -> None:
 def test_what_a_worker_has_begun_it_ends_alone() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1, 2])
     runs = study.all_runs()  # 6 epochs each
-    content = Content(Survey([], [], [study], frozenset()))
+    content = Content(Collection([], [study]))
     pack = {run.id: live_run(1, 3.0) for run in runs[:2]}
     shown = live(content, pack | {runs[2].id: live_run(5, 3.0, pid=2)})
     assert shown["seconds_left"] == pytest.approx(2 * 5 * 3.0)
@@ -284,7 +284,7 @@ def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
     small, large = planted.grid(width=[8, 16])  # twice as wide, four times the work
     study = planted.study("s", [small, large], scales=[1.0], seeds=[0])
     first, _ = study.all_runs()
-    content = Content(Survey([], [], [study], frozenset()))
+    content = Content(Collection([], [study]))
     shown = live(content, {first.id: live_run(3, 1.0)})
     assert shown["seconds_left"] == pytest.approx(3 * 1.0 + 6 * 4.0)
     assert [row["run"] for row in shown["live_runs"]] == [first]
@@ -293,7 +293,7 @@ def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
 def test_a_dead_worker_is_not_counted_but_shown() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1])
     first, _ = study.all_runs()
-    content = Content(Survey([], [], [study], frozenset()))
+    content = Content(Collection([], [study]))
     shown = live(content, {first.id: live_run(1, 1.0, heartbeat_age=600.0)})
     assert shown["seconds_left"] is None
     page = pages.fragment("live", {"problem": "", **shown})
@@ -303,7 +303,7 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
 
 def live_now(store: Store) -> dict[str, Any]:
     """What a board that has only read this store shows."""
-    content = Content(Survey.of(store))
+    content = Content(surveyed(store))
     return live(content, {run_id: store.live_run(run_id) for run_id in store.in_flight()})
 
 
@@ -347,7 +347,7 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
     assert live_now(store)["training"] == 0  # a claim of a dead process is no run in training
     (study,) = store_status(Store(store.path))["studies"]
     assert (study["recipes"][0]["training"], study["recipes"][0]["missing"]) == (0, 1)
-    parts = pages.sections(Content(Survey.of(store)))
+    parts = pages.sections(Content(surveyed(store)))
     assert "1 run to come" in parts["verdicts"].html
     shown = pages.fragment("live", {"problem": ""} | live_now(store))
     assert "process has ended" in shown
@@ -367,6 +367,6 @@ def test_the_summary_counts_in_english(store: Store) -> None:
 
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:
-    run, content = tiny_study.all_runs()[-1], Content(Survey.of(store))
+    run, content = tiny_study.all_runs()[-1], Content(surveyed(store))
     shown = live(content, {run.id: store.live_run(run.id)})
     assert worker_of(shown) == ""

@@ -32,7 +32,7 @@ from initmem.report import charts
 from initmem.report.content import Content
 from initmem.report.page import SECTIONS, render, sections, verdict_html, write_report
 from initmem.report.tables import by_levels, differences, headline, reached, run_rows, unfitted
-from initmem.store.results import Survey
+from initmem.store.results import Collection
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -48,7 +48,7 @@ def store(tmp_path: Path, tiny_study: Study) -> Store:
 
 
 def content_of(studies: Sequence[Study], records: Sequence[RunRecord], *, in_flight: Sequence[str] = ()):
-    return Content(Survey(records, [], studies, frozenset(in_flight)))
+    return Content(Collection(records, studies, training=frozenset(in_flight)))
 
 
 def series_of(plot: Plot) -> dict[str, Series]:
@@ -493,11 +493,11 @@ def test_stats_are_kept_until_their_records_change(tiny_study: Study) -> None:
     records = [fake_record(run, 0.5 + 0.1 * run.seed) for run in tiny_study.all_runs()]
     (recipe,) = tiny_study.recipes
     first = content_of([tiny_study], records)
-    again = Content(Survey(list(records), [], [tiny_study], frozenset()), first)
+    again = Content(Collection(list(records), [tiny_study]), first)
     assert again.stats[recipe] is first.stats[recipe]
     assert again.state == first.state
     retried = [replace(records[0], status="crashed", error="once more"), *records[1:]]
-    other = Content(Survey(retried, [], [tiny_study], frozenset()), first)
+    other = Content(Collection(retried, [tiny_study]), first)
     assert other.stats[recipe].curve("test_accuracy").n != first.stats[recipe].curve("test_accuracy").n
     assert other.state != first.state
 

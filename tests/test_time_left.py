@@ -24,7 +24,7 @@ from initmem.record import RunRecord
 from initmem.report.content import Content
 from initmem.report.watch import live
 from initmem.store.claims import Claim, LiveRun
-from initmem.store.results import Survey, open_results
+from initmem.store.results import Collection, open_results
 from initmem.study import Run
 
 ARCHIVES = Path(__file__).parents[1] / "docs" / "results"
@@ -113,7 +113,7 @@ def test_terminal_and_board_show_the_same_time() -> None:
                 run_id: LiveRun(Claim("", "here", packs[run_id], ""), 0.0, row)
                 for run_id, row in rows.items()
             }
-            board = live(Content(Survey(done, [], results.studies(), frozenset())), now)
+            board = live(Content(Collection(done, results.studies())), now)
             assert board["seconds_left"] == pytest.approx(shown.seconds_left(), rel=1e-6)
 
 

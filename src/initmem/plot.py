@@ -130,7 +130,7 @@ def _records(results: AnyResults) -> tuple[Sequence[RunRecord], Sequence[Study]]
     """Records, and the studies that asked for them, as far as they are known."""
     if isinstance(results, Result):
         return results.records, [results.study]
-    return collected(results)
+    return collected(results)[:2]
 
 
 def _built(results: AnyResults, build: Callable[..., Plot], *arguments: Any, **options: Any) -> Plot:

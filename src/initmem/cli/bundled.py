@@ -145,7 +145,7 @@ def figure(
     from initmem.plots.matplotlib import check
     from initmem.store.results import collected
 
-    records, studies = collected(stores)
+    records, studies, *_ = collected(stores)
     if recipes is not None:
         records = figures.matching(records, studies, recipes)
     if name != "all" and output is not None and output.suffix:
@@ -189,7 +189,7 @@ def table(
 
     if name not in (*tables.NAMES, "all"):
         raise ConfigError(f"table {name!r} ({allowed([*tables.NAMES, 'all'])})")
-    records, studies = collected(store)
+    records, studies, *_ = collected(store)
     rows: list[dict[str, Any]] = []
     for one in tables.NAMES if name == "all" else (name,):
         made = tables.make(one, records, studies, reference=reference)

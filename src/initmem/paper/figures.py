@@ -457,7 +457,7 @@ NAMES = tuple(OF_PAPER)
 def _of_memories(plot: Callable[..., Plot], records: Records, studies: Studies) -> Plot:
     """A plot of the memories of all recipes."""
     recipes = list(dict.fromkeys(record.run.recipe for record in records))
-    return plot(memory_table(Collection(list(records), list(studies))), recipes)
+    return plot(memory_table(Collection(records, studies)), recipes)
 
 
 def _in_order(plot: Callable[..., Plot], records: Records, studies: Studies) -> Plot:

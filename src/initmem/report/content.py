@@ -30,8 +30,8 @@ from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
-from initmem.store.results import Survey
-from initmem.study import Run, Study
+from initmem.store.results import Collection
+from initmem.study import Run, Study, recipes_of
 
 Array = NDArray[np.float64]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
@@ -169,12 +169,12 @@ class RecipeStats:
 
 
 class Content:
-    """A survey by recipe, in the order of the studies; reuses what `previous` computed of equal records."""
+    """Results by recipe, in the order of the studies; reuses what `previous` computed of equal records."""
 
-    def __init__(self, survey: Survey, previous: Content | None = None) -> None:
+    def __init__(self, survey: Collection, previous: Content | None = None) -> None:
         self.survey = survey
-        self.groups = design.by_recipe(survey.records, survey.order())
-        recipes = list(dict.fromkeys([*survey.order(), *self.groups]))
+        self.groups = design.by_recipe(survey.records, order := recipes_of(survey.studies))
+        recipes = list(dict.fromkeys([*order, *self.groups]))
         self.names = dict(
             zip(recipes, short_labels(recipes), strict=True)
         )  # also of recipes without a record

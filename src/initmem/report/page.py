@@ -34,7 +34,7 @@ from initmem.record import RunRecord
 from initmem.report import charts, tables
 from initmem.report.content import Content, at_level, clocks, runs_of
 from initmem.store.faults import cause_line
-from initmem.store.results import Results, Survey
+from initmem.store.results import Collection, Results, surveyed
 from initmem.table import Cell, cell
 
 STYLES = ("pictures.css", "page.css")
@@ -137,7 +137,7 @@ def write_report(store: Results, path: Path, *, command: str | None = None) -> P
 
 def render(store: Results, *, command: str | None = None) -> str:
     """The report as HTML, with its style and scripts inside."""
-    survey = Survey.of(store)
+    survey = surveyed(store)
     if not survey.records:
         raise StoreError(f"{store.path}: no finished run yet (initmem run makes them)")
     content = Content(survey)
@@ -213,7 +213,7 @@ def command_for(name: str, store: Results) -> str:
     return shlex.join(["initmem", name, str(path.relative_to(here) if path.is_relative_to(here) else path)])
 
 
-def title_of(survey: Survey) -> str:
+def title_of(survey: Collection) -> str:
     """The names of the studies."""
     return ", ".join(dict.fromkeys(study.name for study in survey.studies)) or "report"
 

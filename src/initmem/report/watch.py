@@ -29,7 +29,7 @@ from initmem.report.page import SECTIONS, Section, fragment, section
 from initmem.report.tables import describe, run_rows
 from initmem.store.claims import EXPIRY, LiveRun
 from initmem.store.faults import crashed_alike
-from initmem.store.results import Results, Survey
+from initmem.store.results import Results, surveyed
 from initmem.study import Run
 
 TICK = 1.0  # seconds between two polls of the runs in training, at least
@@ -120,7 +120,7 @@ class Watcher:
 
     def _read(self) -> None:
         """Read all records; where there are new ones, render and publish section by section."""
-        content = Content(Survey.of(self.store), self.content)
+        content = Content(surveyed(self.store), self.content)
         if self.content is not None and content.state == self.content.state:
             return
         self.content = content

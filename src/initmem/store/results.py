@@ -19,23 +19,21 @@ import json
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from initmem.errors import StoreError, allowed
 from initmem.files import explained, readable, reason, retried, write_output
-from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.claims import LiveRun
 from initmem.store.encoding import decode, decode_head, decode_study, encode, encode_study
 from initmem.store.faults import crash_causes
 from initmem.store.paths import Paths
 from initmem.store.store import Store
-from initmem.study import Study, recipes_of
+from initmem.study import Study
 
 FORMAT = 2
 SUFFIX = ".initmem"
@@ -204,10 +202,12 @@ def open_results(path: str | Path) -> Results:
 
 
 class Collection(NamedTuple):
-    """Records, and the studies that requested them as far as they are known."""
+    """Records, and the studies that requested them as far as they are known; of one store also its state."""
 
-    records: list[RunRecord]
-    studies: list[Study]
+    records: Sequence[RunRecord]
+    studies: Sequence[Study]
+    damaged: Sequence[str] = ()  # what is wrong with each record that cannot be read
+    training: Set[str] = frozenset()  # ids of the runs that a living worker has claimed
 
 
 Source: TypeAlias = str | Path | Results | Collection | Iterable[str | Path | Results | RunRecord]
@@ -237,35 +237,20 @@ def collected(source: Source) -> Collection:
     return Collection([record for record, _ in records.values()], studies)
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """Records, studies, the runs in training, and what is wrong with each record that cannot be read."""
-
-    records: Sequence[RunRecord]
-    damaged: Sequence[str]
-    studies: Sequence[Study]
-    training: frozenset[str]  # ids of the runs that a living worker has claimed
-
-    @classmethod
-    def of(cls, results: Results) -> Survey:
-        """Read a store. Claims come first: a run that ends meanwhile is seen twice rather than not at all."""
-        training = frozenset(results.training())
-        records, damaged = results.survey()
-        done = {record.id for record in records}
-        return cls(records, damaged, results.studies(), training - done)
-
-    def order(self) -> list[AnyRecipe]:
-        """The recipes, each once, in the order of the studies."""
-        return recipes_of(self.studies)
+def surveyed(results: Results) -> Collection:
+    """A store with its state. Claims come first: a run that ends meanwhile is seen twice, not missed."""
+    training = set(results.training())
+    records, damaged = results.survey()
+    return Collection(records, results.studies(), damaged, training - {record.id for record in records})
 
 
 def store_status(results: Results) -> dict[str, Any]:
     """Counts per study and recipe."""
-    survey = Survey.of(results)
+    survey = surveyed(results)
     return {"store": str(results.path), "studies": study_status(survey), "damaged": list(survey.damaged)}
 
 
-def study_status(survey: Survey) -> list[dict[str, Any]]:
+def study_status(survey: Collection) -> list[dict[str, Any]]:
     """Counts per study and, below it, per recipe."""
     statuses = {record.id: record.status for record in survey.records}
     studies = []
