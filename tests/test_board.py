@@ -209,7 +209,7 @@ def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, 
 
 def test_a_budget_is_kept_whatever_things_take(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     kept = watch.Budget(0.1, least=1.0)
     assert kept.rest() <= 0
     with kept.spending():
@@ -321,7 +321,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
     store.claims.take([run])
     claim = rewrite_claim(store, run, host="elsewhere", pid=1)
     now = 1000.0
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     watching = Store(store.path)
     for beat in range(20):  # every 10 seconds, by a clock that is wrong
         os.utime(claim, (0, time.time() + skew + 10 * beat))

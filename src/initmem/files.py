@@ -35,10 +35,34 @@ FILE_SYSTEMS = (
 TEMPORARY = re.compile(r"\..*\.([0-9a-f]{8})-([0-9]+)-([^.]*)\.[0-9a-f]{32}\.tmp")  # machine, pid, start time
 
 
-def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
-    with _synced(path, data, mode) as written:
-        written.replace(path)
+def write_atomic(path: Path, data: bytes, mode: int | None = None, *, once: bool = False) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut.
+
+    A temporary file next to the path is synced and gets its name, `once` unless there is such a file; then
+    the folder is synced.
+    """
+    written = temporary(path)
+    try:
+        with opened(written, os.O_EXCL) as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
+        if once:
+            with suppress(FileExistsError):
+                os.link(written, path)
+            written.unlink()
+        else:
+            written.replace(path)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -48,40 +72,10 @@ def write_output(path: Path, data: bytes) -> None:
     write_atomic(path, data)
 
 
-def write_once(path: Path, data: bytes) -> None:
-    """Write a file like `write_atomic`, unless it exists already."""
-    with _synced(path, data, None) as written:
-        with suppress(FileExistsError):
-            os.link(written, path)
-        written.unlink()
-
-
 def opened(path: Path, flags: int) -> BinaryIO:
     """A file to write to, made if need be. A link is refused: in a folder of a group it may lead anywhere."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
     return os.fdopen(descriptor, "wb")
-
-
-@contextmanager
-def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
-    """A synced temporary file next to the path; the block gives it its name, then the folder is synced."""
-    written = temporary(path)
-    try:
-        with opened(written, os.O_EXCL) as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-            if mode is not None:
-                os.fchmod(stream.fileno(), mode)
-        yield written
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def temporary(path: Path) -> Path:

@@ -11,10 +11,12 @@ so far is kept. A user's mistake, or a full disk, is an `InitmemError`, and all 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -212,6 +214,29 @@ def ignore(event: Event) -> None:
     """Listen to nothing."""
 
 
+class Budget:
+    """Keeps repeated work within a share of the time, with at least `least` seconds between repetitions."""
+
+    def __init__(self, share: float, least: float) -> None:
+        self._share, self._least = share, least
+        self._next = -math.inf
+
+    def rest(self) -> float:
+        """Seconds until the work may be repeated."""
+        return self._next - time.monotonic()
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Time the work inside; work done before it is due adds to the wait."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            pause = (ended - began) * (1 / self._share - 1)
+            self._next = max(self._next + pause, ended + max(self._least, pause))
+
+
 class StoreWatch:
     """Reports what happens to runs that other machines train, from the files of their store."""
 
@@ -219,22 +244,20 @@ class StoreWatch:
         self.store, self.listen = store, listen
         self.left = {run.id: run for run in runs if not store.has(run)}
         self._epochs: dict[str, int] = {}
-        self._next = 0.0
+        self._budget = Budget(WATCHED_SHARE, LEAST_PAUSE)
 
     def look(self, *, at_once: bool = False) -> None:
         """Report finished runs and new epochs; unless told so, not more often than the store can bear."""
-        started = time.monotonic()
-        if started < self._next and not at_once:
+        if self._budget.rest() > 0 and not at_once:
             return
-        for run in list(self.left.values()):
-            if self.store.has(run):
-                del self.left[run.id]
-                self.listen(Finished(((run.id, self.store.read(run.id).status),)))
-            elif (epoch := self.store.live.epochs(run.id)) != self._epochs.get(run.id, 0):
-                self._epochs[run.id] = epoch
-                self.listen(EpochEnded((run.id,), epoch))
-        ended = time.monotonic()
-        self._next = ended + max(LEAST_PAUSE, (ended - started) / WATCHED_SHARE)
+        with self._budget.spending():
+            for run in list(self.left.values()):
+                if self.store.has(run):
+                    del self.left[run.id]
+                    self.listen(Finished(((run.id, self.store.read(run.id).status),)))
+                elif (epoch := self.store.live.epochs(run.id)) != self._epochs.get(run.id, 0):
+                    self._epochs[run.id] = epoch
+                    self.listen(EpochEnded((run.id,), epoch))
 
 
 class StopSign:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
+from initmem.engines.engine import Budget
 from initmem.engines.progress import Spent, seconds_left
 from initmem.errors import duration
 from initmem.intervention import level_order
@@ -133,29 +132,6 @@ class Watcher:
         if self.content is not None:
             values = live(self.content, {run_id: self.store.live_run(run_id) for run_id in self._claimed})
             self._sections["live"] = Section("Now", fragment("live", {"problem": self._problem, **values}))
-
-
-class Budget:
-    """Keeps repeated work within a share of the time, with at least `least` seconds between repetitions."""
-
-    def __init__(self, share: float, least: float = 0.0) -> None:
-        self._share, self._least = share, least
-        self._next = -math.inf
-
-    def rest(self) -> float:
-        """Seconds until the work may be repeated."""
-        return self._next - time.monotonic()
-
-    @contextmanager
-    def spending(self) -> Iterator[None]:
-        """Time the work inside; work done before it is due adds to the wait."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            ended = time.monotonic()
-            pause = (ended - began) * (1 / self._share - 1)
-            self._next = max(self._next + pause, ended + max(self._least, pause))
 
 
 # -- what only the board shows: progress, pace, time left, and the runs in training -------------------------

@@ -141,15 +141,18 @@ class Claims:
                 if self.owns(run):
                     self.paths.claim(run.id).unlink(missing_ok=True)
 
-    def watched(self, run_id: str, last_epoch: int | None) -> tuple[Claim | None, float]:
+    def watched(self, run_id: str) -> tuple[Claim | None, float]:
         """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen.
 
         Clocks of other machines are not trusted: the age counts from when this `Claims` first saw the
         heartbeat, unless the worker was on this machine and has ended.
         """
-        lease = None
+        lease: Lease | None = None
+        last_epoch: int | None = None
         with contextlib.suppress(StoreError):
             lease = read_claim(self.paths.claim(run_id))
+        with contextlib.suppress(OSError):
+            last_epoch = self.paths.history(run_id).stat().st_mtime_ns
         claim = lease.claim if lease else None
         if claim is not None and claim.process_has_ended():
             return claim, math.inf
@@ -266,13 +269,6 @@ class LiveHistory:
     def epochs(self, run_id: str) -> int:
         """How many epochs a run in training has shown."""
         return self._read(run_id).count(b"\n")
-
-    def heartbeat(self, run_id: str) -> int | None:
-        """When the history of a run was last written, by whatever clock; None if there is none."""
-        try:
-            return self.paths.history(run_id).stat().st_mtime_ns
-        except OSError:
-            return None
 
     def _read(self, run_id: str) -> bytes:
         try:

@@ -18,7 +18,7 @@ from initmem.errors import Damaged, InitmemError, StoreError
 from initmem.files import explained, readable, retried
 from initmem.record import Arrays, RunRecord
 from initmem.store import encoding
-from initmem.store.claims import EXPIRY, Checkpoints, Claim, Claims, LiveHistory, LiveRun
+from initmem.store.claims import EXPIRY, Checkpoints, Claims, LiveHistory, LiveRun
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
 from initmem.study import Run, Study
@@ -182,7 +182,7 @@ class Store:
 
     def _commit_one(self, run_id: str, data: bytes) -> None:
         folder = self.paths.make_run(run_id)
-        files.write_once(self.paths.record(run_id), data)
+        files.write_atomic(self.paths.record(run_id), data, once=True)
         _clear(folder)
 
     def _finish_commits(self) -> list[str]:
@@ -254,15 +254,11 @@ class Store:
 
     def training(self) -> list[str]:
         """Ids of the runs that are being trained now: claimed by a worker whose heartbeat goes on."""
-        return [run_id for run_id in self.in_flight() if self._worker(run_id)[1] < EXPIRY]
+        return [run_id for run_id in self.in_flight() if self.claims.watched(run_id)[1] < EXPIRY]
 
     def live_run(self, run_id: str) -> LiveRun:
         """How far a claimed run is, and how old the last heartbeat of its worker is."""
-        return LiveRun(*self._worker(run_id), self.live.rows(run_id), self.faults.attempt(run_id))
-
-    def _worker(self, run_id: str) -> tuple[Claim | None, float]:
-        """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen."""
-        return self.claims.watched(run_id, self.live.heartbeat(run_id))
+        return LiveRun(*self.claims.watched(run_id), self.live.rows(run_id), self.faults.attempt(run_id))
 
     def _repr_html_(self) -> str:
         from initmem.plots.columns import results_table
