@@ -39,7 +39,7 @@ def main() -> None:
         pack = pack_size(recipe, shape)
         seconds = pack_seconds(recipe, shape, pack)
         measured = pack * run_flops(recipe, shape) / seconds / rate
-        forward = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary).forward
+        forward = flops_per_image(recipe, shape).forward
         words = (
             f"{recipe.model} w{recipe.width} b{recipe.batch_size} {recipe.norm} {recipe.dataset} pack {pack}"
         )

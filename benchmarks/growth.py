@@ -88,7 +88,7 @@ def main() -> None:
         wide = Recipe(
             dataset="synthetic:1280x3x32x32", model="resnet9", width=width, batch_size=128, epochs=3
         )
-        shape, count = sizes(wide), flops_per_image(wide, sizes(wide).shape, sizes(wide).classes)
+        shape, count = sizes(wide), flops_per_image(wide, sizes(wide))
         spent = seconds(wide, runs=all_cores, pack=1, workers=all_cores, warm_up=True)
         work = all_cores * (shape.n_train * count.training + shape.n_val * count.forward)
         images = f"{1e6 * spent / shape.n_train:.0f}"

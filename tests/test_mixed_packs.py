@@ -105,9 +105,9 @@ def test_a_grid_of_rates_fills_packs_and_the_plan_counts_each_recipe() -> None:
     assert sorted(map(len, cut)) == [2, 2, 2, 6]
     assert {run for pack in cut for run in pack} == set(study.all_runs())
     assert sorted(map(len, packs(study, size=5, workers=1))) == [2, 2, 2, 2, 4]
-    rows = plan(study, workers=1).rows
-    assert [row.runs for row in rows] == [2] * 6
-    assert [row.pack for row in rows] == [6, 6, 6, 2, 2, 2]
+    rows, _ = plan(study, workers=1)
+    assert [row["runs"] for row in rows] == [2] * 6
+    assert [row["pack"] for row in rows] == [6, 6, 6, 2, 2, 2]
 
 
 def test_a_mixed_pack_saved_inside_an_epoch_continues_bit_by_bit() -> None:

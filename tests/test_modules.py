@@ -231,7 +231,7 @@ def test_operations_and_kernels_of_a_module_are_counted() -> None:
     length, d = shape.height * shape.width // 4, 8
     blocks = 3 * length * (24 * d * d + 4 * length * d)
     expected = 2 * shape.channels * 4 * d * length + blocks + 2 * d * shape.classes
-    counted = flops_per_image(recipe, shape.shape, shape.classes)
+    counted = flops_per_image(recipe, shape)
     assert counted == (expected, 3 * expected, 2 + 3 * 4 + 1)  # patches and positions, blocks, head
 
 

@@ -33,31 +33,32 @@ def test_operations_are_those_that_torch_counts(model: str, monkeypatch: pytest.
     side = 16
     monkeypatch.setattr(native, "library", lambda: None)  # what C does, PyTorch cannot count
     recipe = Recipe.parse({"model": model, "width": 6})
-    network = build(recipe, Sizes(1, 1, 1, 3, side, side, 10))
+    shape = Sizes(1, 1, 1, 3, side, side, 10)
+    network = build(recipe, shape)
     x = torch.zeros(2, 3, side, side)
     with FlopCounterMode(display=False) as counter:
         logits = network(x)
     forward = counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         logits.sum().backward()
-    count = flops_per_image(recipe, (3, side, side), 10)
+    count = flops_per_image(recipe, shape)
     assert 2 * count.forward == forward
     assert 2 * count.training == forward + counter.get_total_flops()
 
 
 @pytest.mark.usefixtures("untimed")
 def test_the_main_grid_is_6250_runs() -> None:
-    found = plan(load_study("main-grid", "paper"), workers=2)
-    assert (found.runs, found.cells, found.recipes) == (6250, 625, 25)
+    _, found = plan(load_study("main-grid", "paper"), workers=2)
+    assert (found["runs"], found["cells"], found["recipes"]) == (6250, 625, 25)
     by_hand = 0
     for recipe in load_study("main-grid", "paper").recipes:
         by_hand += 250 * 300 * -(-40_000 // recipe.batch_size)
-    assert found.updates == by_hand
+    assert found["updates"] == by_hand
 
 
 def test_a_run_is_training_validation_and_one_test(tiny: Recipe) -> None:
     shape = sizes(tiny)
-    count = flops_per_image(tiny, shape.shape, shape.classes)
+    count = flops_per_image(tiny, shape)
     expected = 3 * (60 * count.training + 20 * count.forward) + 20 * count.forward
     assert run_flops(tiny, shape) == expected
 

@@ -293,8 +293,8 @@ def test_what_cannot_be_packed_is_trained_alone_and_plan_says_so(network, text: 
     study = study_of(recipe)
     assert text in obstacle(recipe, sizes(recipe))
     assert {len(pack) for pack in packs(study, size=4, workers=1)} == {1}
-    (row,) = plan(study, workers=1).rows
-    assert row.pack == 1 and row.note.startswith("trains alone: ") and text in row.note
+    ((row,), _) = plan(study, workers=1)
+    assert row["pack"] == 1 and row["note"].startswith("trains alone: ") and text in row["note"]
 
 
 @pytest.mark.usefixtures("untimed")
@@ -308,8 +308,8 @@ def test_packable_modules_are_packed_and_parameters_without_a_rule_are_named() -
             return self.layer(x.flatten(1) + self.shift)
 
     register.model("own")(lambda input, outputs, width: Shifted(outputs))
-    (row,) = plan(study_of(Recipe.parse(TINY | {"model": "own"})), workers=1).rows
-    assert (row.pack, row.note) == (4, "as the builder made them: shift")
+    ((row,), _) = plan(study_of(Recipe.parse(TINY | {"model": "own"})), workers=1)
+    assert (row["pack"], row["note"]) == (4, "as the builder made them: shift")
 
 
 @pytest.mark.usefixtures("no_workers")
@@ -450,8 +450,8 @@ def test_a_registered_optimizer_computes_what_it_says() -> None:
 @pytest.mark.usefixtures("untimed")
 def test_an_optimizer_that_sees_all_replicas_trains_alone_and_plan_says_so() -> None:
     register.optimizer("own")(OverWhole)
-    (row,) = plan(study_of(own_optimizer()), workers=1).rows
-    assert row.pack == 1 and row.note.startswith("trains alone: ")
+    ((row,), _) = plan(study_of(own_optimizer()), workers=1)
+    assert row["pack"] == 1 and row["note"].startswith("trains alone: ")
     check(study_of(own_optimizer()))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from initmem.cli.base import app, argument, option, print_json, say, show, show_
 from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
-    from initmem.engines.plan import Plan
     from initmem.measures.advice import Observation
     from initmem.recipe import Recipe
     from initmem.store.results import Results
@@ -158,13 +156,11 @@ def plan(
         _print_power(planned, power, metric, sizes, as_json=as_json)
         return
     (asked,) = planned
-    made = plan_of(asked, workers=workers or cores())
+    rows, summary = plan_of(asked, workers=workers or cores())
     if as_json:
-        summary = asdict(made)
-        rows = summary.pop("rows")
         print_json("plan", rows, **summary)
     else:
-        _print(made)
+        _print(rows, summary)
 
 
 def _print_power(
@@ -201,16 +197,16 @@ def _print_power(
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
-def _print(made: Plan) -> None:
+def _print(rows: list[dict[str, Any]], made: Mapping[str, Any]) -> None:
     from initmem.plots.columns import PLAN
 
-    rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
+    rows = [row | {"hours": duration(3600 * row["hours"])} for row in rows]
     shown = [key for key in PLAN if key != "note" or any(row["note"] for row in rows)]
-    show_rows(f"{made.study}, preset {made.preset}", _only(rows, shown), PLAN)
-    say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
-    size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
-    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
-    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
+    show_rows(f"{made['study']}, preset {made['preset']}", _only(rows, shown), PLAN)
+    say(f"{count(made['runs'], 'run')}: {count(made['recipes'], 'recipe')}, {made['cells']} recipes x scales")
+    size = f"{made['disk_bytes'] / 1e6:,.1f} MB of records"
+    say(f"{count(made['updates'], 'update')}, {made['flops']:.2e} operations, {size}")
+    here = f"here, with {count(made['workers'], 'worker')}: {duration(3600 * made['hours_here'])}"
     say(f"{here} if nothing else runs (from timed training steps)")
 
 

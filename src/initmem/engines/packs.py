@@ -16,6 +16,7 @@ from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.study import Run, Study
+from initmem.train.requirements import flops_per_image
 
 # Up to this many multiplications per layer and update, a replica alone leaves the processor waiting for
 # the next call; measured on two EPYC cores, ResNet-9, 8x8 against 32x32 images.
@@ -97,7 +98,7 @@ def pack_size(recipe: Recipe, sizes: Sizes) -> int:
     """How many replicas of a recipe to train as one network, from their shapes alone."""
     batch = min(recipe.batch_size, sizes.n_train)
     if recipe.is_module:
-        update = 3 * _forward_flops(recipe, sizes) * batch
+        update = 3 * flops_per_image(recipe, sizes).forward * batch
         return LANES if update <= MODULE_WORTH_PACKING else 1
     work = sizes.height * sizes.width * recipe.width * batch
     pack = max(1, min(LARGEST_PACK, WORTH_PACKING // work))
@@ -110,11 +111,5 @@ def cost(recipe: AnyRecipe) -> float:
         return 1.0
     network, shape = recipe.network, sizes(recipe)
     if network.is_module:
-        return float(network.epochs * shape.n_train * _forward_flops(network, shape))
+        return float(network.epochs * shape.n_train * flops_per_image(network, shape).forward)
     return float(network.epochs * shape.n_train * shape.height * shape.width * network.width**2)
-
-
-def _forward_flops(recipe: Recipe, sizes: Sizes) -> int:
-    from initmem.train.requirements import flops_per_image
-
-    return flops_per_image(recipe, sizes.shape, sizes.classes, sizes.vocabulary).forward

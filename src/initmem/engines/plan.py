@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,41 +27,8 @@ SHARE_OF_MODULES, LARGEST_SHARE, HALF_SPEED = 0.2, 2.0, 2.2e6
 START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
 
 
-@dataclass(frozen=True, slots=True)
-class RecipePlan:
-    """The cost of one recipe."""
-
-    recipe: str
-    runs: int
-    pack: int
-    updates: int  # per run
-    flops: float  # of all its runs
-    hours: float  # here, on all workers of a quiet machine
-    clock_sgd: float
-    clock_l2: float
-    clock_adaptive: float
-    note: str = ""  # why its runs are trained alone, what the scale leaves as it is
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The cost of a study."""
-
-    study: str
-    preset: str
-    runs: int
-    recipes: int
-    cells: int  # recipes x scales
-    updates: int
-    flops: float
-    disk_bytes: int
-    workers: int
-    hours_here: float  # on this machine, if nothing else runs
-    rows: tuple[RecipePlan, ...]
-
-
-def plan(study: Study, *, workers: int) -> Plan:
-    """Plan a study; real training steps tell the speed of this machine."""
+def plan(study: Study, *, workers: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The cost of every recipe, and of the study; real training steps tell the speed of this machine."""
     packed = packs(study, workers=workers)
     kinds = {_kind(pack) for pack in packed}
     times = {(recipe, size): pack_seconds(recipe.network, sizes(recipe), size) for recipe, size in kinds}
@@ -71,19 +37,18 @@ def plan(study: Study, *, workers: int) -> Plan:
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
     here = _makespan([times[_kind(pack)] for pack in packed], workers)
-    return Plan(
-        study=study.name,
-        preset=study.preset,
-        runs=len(study.all_runs()),
-        recipes=len(study.recipes),
-        cells=len(study.recipes) * len(study.levels),
-        updates=sum(row.updates * row.runs for row in rows),
-        flops=study_flops(study),
-        disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
-        workers=workers,
-        hours_here=here / 3600,
-        rows=tuple(rows),
-    )
+    return rows, {
+        "study": study.name,
+        "preset": study.preset,
+        "runs": len(study.all_runs()),
+        "recipes": len(study.recipes),
+        "cells": len(study.recipes) * len(study.levels),  # recipes x scales
+        "updates": sum(row["updates"] * row["runs"] for row in rows),
+        "flops": study_flops(study),
+        "disk_bytes": sum(row["runs"] * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
+        "workers": workers,
+        "hours_here": here / 3600,  # if nothing else runs
+    }
 
 
 def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
@@ -105,8 +70,8 @@ def _row(
     packed: Sequence[list[Run]],
     times: dict[tuple[AnyRecipe, int], float],
     workers: int,
-) -> RecipePlan:
-    """The plan of one recipe, from the packs that its runs are in."""
+) -> dict[str, Any]:
+    """The cost of one recipe, from the packs that its runs are in."""
     shares = [(pack, n) for pack in packed if (n := sum(run.recipe == recipe for run in pack))]
     runs = sum(n for _, n in shares)
     network, of = recipe.network, sizes(recipe)
@@ -115,18 +80,16 @@ def _row(
     notes = notes_of(network, of)
     if any(run.is_warm for pack, _ in shares for run in pack):
         notes.append("warm runs first train on half of the data, which is not counted")
-    return RecipePlan(
-        recipe=label,
-        runs=runs,
-        pack=max(len(pack) for pack, _ in shares),
-        updates=network.epochs * updates_per_epoch(network, of.n_train),
-        flops=runs * run_flops(network, of),
-        hours=seconds / min(workers, cores()) / 3600,
-        clock_sgd=at_end["sgd"],
-        clock_l2=at_end["l2"],
-        clock_adaptive=at_end["adaptive"],
-        note="; ".join(notes),
-    )
+    return {
+        "recipe": label,
+        "runs": runs,
+        "pack": max(len(pack) for pack, _ in shares),
+        "updates": network.epochs * updates_per_epoch(network, of.n_train),  # per run
+        "flops": runs * run_flops(network, of),  # of all its runs
+        "hours": seconds / min(workers, cores()) / 3600,  # on all workers of a quiet machine
+        **{f"clock_{name}": at_end[name] for name in ("sgd", "l2", "adaptive")},
+        "note": "; ".join(notes),  # why its runs are trained alone, what the scale leaves as it is
+    }
 
 
 def record_bytes(recipe: AnyRecipe) -> int:
@@ -139,7 +102,7 @@ def record_bytes(recipe: AnyRecipe) -> int:
         of = sizes(recipe)
         for name, most in (("predictions", MOST_PREDICTIONS), ("initial_predictions", MOST_INITIAL)):
             arrays[name] = rng.integers(0, of.classes, min(of.n_test * of.labels, most))
-        layers = flops_per_image(recipe, of.shape, of.classes, of.vocabulary).layers
+        layers = flops_per_image(recipe, of).layers
         kept = [rng.random(min(epochs, MOST_EPOCHS)).round(5) for _ in range(2 * layers)]
         arrays |= {f"norm:residual1.{i}": column for i, column in enumerate(kept)}
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {}, arrays=arrays)))
@@ -170,7 +133,7 @@ def efficiency(recipe: Recipe) -> float:
     if recipe.is_module:
         return SHARE_OF_MODULES
     shape = sizes(recipe)
-    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
+    count = flops_per_image(recipe, shape)
     each = pack_size(recipe, shape) * count.forward / count.layers
     return LARGEST_SHARE * each / (each + HALF_SPEED)
 
@@ -203,7 +166,7 @@ FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
     """Operations of one run: training, validation after every epoch, one test."""
-    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
+    count = flops_per_image(recipe, shape)
     seen = recipe.epochs * shape.n_train
     return float(seen * count.training + _evaluated(recipe, shape) * count.forward)
 
@@ -225,7 +188,7 @@ def pack_seconds(recipe: Recipe, shape: Sizes, pack: int) -> float:
     """The time of one worker for a whole pack: all updates, validation after every epoch, one test."""
     from initmem.train.pack import evaluation_batch
 
-    step = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary).training * pack
+    step = flops_per_image(recipe, shape).training * pack
     limit = max(1, int(LONGEST_STEP / step))
     asked = min(recipe.batch_size, shape.n_train)
     batch = min(asked, limit)

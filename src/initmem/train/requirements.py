@@ -107,15 +107,14 @@ class Flops(NamedTuple):
     layers: int  # with a kernel
 
 
-def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int = 0) -> Flops:
-    """The FLOPs of one example through the network of a recipe; tokens have a vocabulary."""
+def flops_per_image(recipe: Recipe, sizes: Sizes) -> Flops:
+    """The FLOPs of one example through the network of a recipe."""
     if recipe.is_module:
-        from initmem.data.dataset import Sizes
         from initmem.train.modules import forward_flops
 
-        forward, kernels = forward_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary))
+        forward, kernels = forward_flops(recipe, sizes)
         return Flops(forward, 3 * forward, kernels)
-    layers = [2 * each for each in multiplications(recipe, shape, classes)]
+    layers = [2 * each for each in multiplications(recipe, sizes.shape, sizes.classes)]
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
     return Flops(sum(layers), 3 * sum(layers) - layers[0], len(layers))
 
