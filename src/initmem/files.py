@@ -69,7 +69,8 @@ def write_output(path: Path, data: bytes) -> None:
     """Write a file that the user asked for; what killed processes left of earlier ones next to it goes."""
     with suppress(StoreError):  # the folder may not be listed
         sweep(path.parent)
-    write_atomic(path, data)
+    with explained(path):
+        write_atomic(path, data)
 
 
 def opened(path: Path, flags: int) -> BinaryIO:

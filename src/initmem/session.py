@@ -17,7 +17,7 @@ from pathlib import Path
 from initmem.engines.engine import Engine, Event, Finished, Listener, Note, ignore
 from initmem.engines.packs import packs
 from initmem.engines.progress import Watch
-from initmem.engines.provenance import HOW, HOW_PLUGINS, refuse_stale
+from initmem.engines.provenance import refuse_stale
 from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
 from initmem.measures.memory import memory
@@ -91,8 +91,7 @@ def run_study(
         check(study)
     opened = Store.create(store)
     if settings.code:
-        how = HOW_PLUGINS if settings.trainer is None else HOW
-        refuse_stale(opened, study, settings.fingerprint, keep_old=keep_old, how=how)
+        refuse_stale(opened, study, settings, keep_old=keep_old)
     on_start()
     started = time.monotonic()
     moved_aside = tuple(opened.recover())
@@ -109,7 +108,7 @@ def run_study(
         for event in announced:
             listen(event)
         if not keep_going:
-            listen = EarlyStop(listen, opened, len(left))
+            listen = stops_early(listen, opened, len(left))
         return engine.run(opened, packs(study, size=pack, workers=engine.workers), listen)
 
     same = [one for one in opened.studies() if (one.name, one.preset) == (study.name, study.preset)]
@@ -208,28 +207,22 @@ def too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
     return wide
 
 
-class StoppedEarly(InitmemError):
-    """The first runs of a study crashed alike; what was trained is kept."""
+def stops_early(listen: Listener, store: Store, runs: int) -> Listener:
+    """A listener before another one: it stops the engine when the first runs of a session all crash alike."""
+    first: list[str] = []  # what the first runs crashed with; empty: they did not
 
-
-class EarlyStop:
-    """Stops the engine when the first runs of a session all crash alike: a listener before another one."""
-
-    def __init__(self, listen: Listener, store: Store, runs: int) -> None:
-        self._listen, self._store, self._runs = listen, store, runs
-        self._first: list[str] = []  # what the first runs crashed with; empty: they did not
-
-    def __call__(self, event: Event) -> None:
-        """Pass an event on, and look at the first runs that have a record now."""
-        self._listen(event)
-        if not isinstance(event, Finished) or len(self._first) >= ALIKE or self._runs <= ALIKE:
+    def heard(event: Event) -> None:
+        listen(event)
+        if not isinstance(event, Finished) or len(first) >= ALIKE or runs <= ALIKE:
             return
         for run_id, status in event.runs:
-            self._first.append(cause_line(self._store.read(run_id)) if status == "crashed" else "")
-        if len(self._first) >= ALIKE and all(self._first) and len(set(map(same_cause, self._first))) == 1:
-            raise StoppedEarly(
-                f"stopped: the first {len(self._first)} of {self._runs} runs all crashed with "
-                f"{self._first[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
-                "same call tries them again; retry_crashed=True or --retry-crashed does so in any case, "
-                "keep_going=True or --keep-going trains the rest)"
+            first.append(cause_line(store.read(run_id)) if status == "crashed" else "")
+        if len(first) >= ALIKE and all(first) and len(set(map(same_cause, first))) == 1:
+            raise InitmemError(
+                f"stopped: the first {len(first)} of {runs} runs all crashed with {first[0]} (their "
+                f"tracebacks are in {store.path}; once the code is fixed, the same call tries them again; "
+                "retry_crashed=True or --retry-crashed does so in any case, keep_going=True or --keep-going "
+                "trains the rest)"
             )
+
+    return heard

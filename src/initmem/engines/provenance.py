@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from initmem.errors import ConfigError, StoreError, first_of
 from initmem.files import left_behind, processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
-from initmem.store.faults import Fault, counted
+from initmem.store.faults import CAUSES
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -37,18 +38,17 @@ def with_provenance(record: RunRecord, store: Store, settings: Settings, pack: S
     """
     run, noted = record.run, record.provenance
     code = settings.fingerprint(run.recipe)
-    faults = store.faults.of(run.id)
-    if record.status == "diverged":
-        faults.append(Fault("divergence"))  # which nobody has noted in the store
+    faults = Counter(fault.cause for fault in store.faults.of(run.id))
+    faults["divergence"] += record.status == "diverged"  # which nobody has noted in the store
     provenance = {
         **environment(str(noted.get("device", settings.device))),
         **({"fingerprint": code} if code else {}),
         **settings.about,
         **noted,
         "pack": len(pack),
-        "pack_id": pack_id(pack),
+        "pack_id": content_id({"runs": [one.id for one in pack]}),  # in this order
         "attempts": store.faults.attempt(run.id),
-        "faults": counted(faults),
+        "faults": {cause: faults[cause] for cause in CAUSES if faults[cause]},
     }
     return replace(record, provenance=provenance)
 
@@ -71,11 +71,6 @@ def environment(device: str) -> dict[str, Any]:
         "hardware": hardware(device),
         "threads": 1 if torch is None else torch.get_num_threads(),
     }
-
-
-def pack_id(pack: Sequence[Run]) -> str:
-    """An id for runs that are trained together, in this order."""
-    return content_id({"runs": [run.id for run in pack]})
 
 
 def hardware(device: str) -> str:
@@ -116,17 +111,16 @@ HOW = "keep_old=True (--keep-old) keeps them as they are, a new `name` (--name) 
 HOW_PLUGINS = "--keep-old keeps them as they are, another --store trains all runs anew"
 
 
-def refuse_stale(
-    store: Store, study: Study, current: Callable[[AnyRecipe], Fingerprint], *, keep_old: bool, how: str = HOW
-) -> None:
+def refuse_stale(store: Store, study: Study, settings: Settings, *, keep_old: bool) -> None:
     """Refuse to mix results of the present code with those of other code.
 
     Crashed runs of other code are moved aside, so that they are tried again with the present code.
     """
     wanted = {run.id for run in study.all_runs()}
     records = [record for record in store.records() if record.id in wanted]
-    now = {recipe: current(recipe) for recipe in study.recipes}
+    now = {recipe: settings.fingerprint(recipe) for recipe in study.recipes}
     if (stale := _changes(records, now)) and not keep_old:
+        how = HOW_PLUGINS if settings.trainer is None else HOW
         raise ConfigError(
             f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
             f"{first_of(stale[0], SHOWN)} ({how})"

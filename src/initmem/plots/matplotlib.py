@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from initmem.errors import ConfigError, StoreError
+from initmem.errors import ConfigError
 from initmem.files import write_output
 from initmem.plots.axes import (
     INK,
@@ -102,10 +102,7 @@ def save(figure: Figure, path: Path) -> None:
     stream = io.BytesIO()
     with style.context(STYLE):
         figure.savefig(stream, format=kind, dpi=200, metadata=undated)
-    try:
-        write_output(path, stream.getvalue())
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    write_output(path, stream.getvalue())
 
 
 def _without_empty(plot: Plot) -> list[Sequence[AnyPanel]]:

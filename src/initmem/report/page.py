@@ -128,10 +128,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
 
 def write_report(store: Results, path: Path, *, command: str | None = None) -> Path:
     """Write the report of a store; it names the command that writes it again."""
-    try:
-        write_output(path, render(store, command=command).encode())
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    write_output(path, render(store, command=command).encode())
     return path
 
 

@@ -83,7 +83,7 @@ def decode(data: bytes) -> RunRecord:
 def decode_head(data: bytes) -> RunRecord:
     """Read a record back whose history and arrays are parsed when they are first used."""
     encoded = split(data)
-    return join(encoded.head, partial(parse_history, encoded), partial(parse_arrays, encoded))
+    return join(encoded.head, lambda parse: parse(encoded))
 
 
 def split(data: bytes) -> Encoded:
@@ -103,19 +103,19 @@ def split(data: bytes) -> Encoded:
     return Encoded(digest, head, history, b"{" + (arrays or b"}"))
 
 
-def join(head: Mapping[str, Any], history: Callable[[], History], arrays: Callable[[], Arrays]) -> RunRecord:
-    """Rebuild a record from its head and functions that read the rest when it is first used."""
+def join(head: Mapping[str, Any], rest: Callable[[Callable[[Encoded], Arrays]], Arrays]) -> RunRecord:
+    """Rebuild a record from its head, and from what reads a part of the rest when it is first used."""
     try:
         checked = _HEAD.validate_python(head)
         record = RunRecord(
             run=Run.from_json(checked["run"]),
             status=checked["status"],
             summary=_summary(checked["summary"]),
-            history=Stored(history),
+            history=Stored(partial(rest, parse_history)),
             provenance=head["provenance"],  # the checked one has its keys in another order
             error=checked["error"],
             finals=checked.get("finals", {}),
-            arrays=Stored(arrays),
+            arrays=Stored(partial(rest, parse_arrays)),
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None

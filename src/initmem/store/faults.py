@@ -11,7 +11,6 @@ import faulthandler
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -143,12 +142,6 @@ def next_pack(faults: Iterable[Fault], *, session: str, update: int, pack: int) 
     if len(alone) >= MOST_LOSSES or alone.count("timeout") >= MOST_TIMEOUTS:
         return 0
     return pack if len(lost) < 2 else min(pack, max(1, min(f.pack for f in lost) // 2))
-
-
-def counted(faults: Iterable[Fault]) -> dict[str, int]:
-    """How many faults of each cause, in the order of the causes; those that never happened are left out."""
-    counts = Counter(fault.cause for fault in faults)
-    return {cause: counts[cause] for cause in CAUSES if counts[cause]}
 
 
 def to_line(fault: Fault) -> bytes:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from initmem.errors import StoreError, allowed
-from initmem.files import explained, readable, reason, retried, write_output
+from initmem.files import readable, reason, retried, write_output
 from initmem.record import RunRecord
 from initmem.store.claims import LiveRun
 from initmem.store.encoding import decode, decode_head, decode_study, encode, encode_study
@@ -75,8 +75,7 @@ def of_study(
 def write_archive(path: Path, studies: Sequence[Study], records: Sequence[RunRecord]) -> int:
     """Write an archive; how many bytes it has."""
     data = pack(studies, records)
-    with explained(path):
-        write_output(path, data)
+    write_output(path, data)
     return len(data)
 
 

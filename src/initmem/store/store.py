@@ -143,9 +143,7 @@ class Store:
     def _head(self, run_id: str, data: bytes) -> RunRecord:
         """A record whose history and arrays are read when they are first used."""
         encoded = encoding.split(data)
-        part = partial(self._part, run_id, encoded.sha256)
-        history, arrays = partial(part, encoding.parse_history), partial(part, encoding.parse_arrays)
-        return _of_run(run_id, encoding.join(encoded.head, history, arrays))
+        return _of_run(run_id, encoding.join(encoded.head, partial(self._part, run_id, encoded.sha256)))
 
     def _part(self, run_id: str, sha256: str, parse: Callable[[encoding.Encoded], Arrays]) -> Arrays:
         """The history, or the arrays, of the very record whose head was read."""
