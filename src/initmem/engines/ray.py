@@ -37,12 +37,10 @@ class RayEngine:
     Without an address it is the one that $RAY_ADDRESS names, or one made of this machine.
     """
 
-    def __init__(
-        self, *, address: str | None = None, workers: int | None = None, settings: Settings | None = None
-    ) -> None:
-        self.settings = settings or Settings()
-        check_device(self.settings.device)
-        self._resource = "CPU" if self.settings.device == "cpu" else "GPU"  # each task takes one of them
+    def __init__(self, *, address: str | None, workers: int | None, settings: Settings) -> None:
+        self.settings = settings
+        check_device(settings.device)
+        self._resource = "CPU" if settings.device == "cpu" else "GPU"  # each task takes one of them
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray: Any = None  # connected when it is first used
         self._in_flight: dict[Any, list[Run]] = {}  # the pack of each task
@@ -56,20 +54,15 @@ class RayEngine:
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
-        left = [pack for pack in packs if not all(store.has(run) for run in pack)]
-        if not left:
+        waiting = deque(pack for pack in packs if not all(store.has(run) for run in pack))
+        if not waiting:
             return True
-        self._ray = _connected(self._address, self._most)
-        with contextlib.redirect_stdout(sys.stderr):  # Ray prints messages about nodes that die
-            try:
-                return self._run(store, left, listen)
-            finally:
-                self._ray.shutdown()
-
-    def _run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
-        waiting = deque(packs)
-        watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
-        with StopSign(store) as sign, _beacon(store) as beacon:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray tells of nodes that die
+            self._ray = _connected(self._address, self._most)
+            stack.callback(self._ray.shutdown)
+            watch = StoreWatch(store, [run for pack in waiting for run in pack], listen)
+            sign, beacon = stack.enter_context(StopSign(store)), stack.enter_context(_beacon(store))
             try:
                 while waiting or self._in_flight:
                     self._submit(store, waiting, beacon)

@@ -74,30 +74,20 @@ class SlurmEngine:
     `cluster=local`, submitit starts the jobs as processes of this machine: to try it out.
     """
 
-    def __init__(
-        self,
-        *,
-        workers: int | None = None,
-        settings: Settings | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.settings = settings or Settings()
-        check_device(self.settings.device)
-        given = DEFAULTS | dict(options or {})
+    def __init__(self, *, workers: int | None, settings: Settings, options: Mapping[str, Any]) -> None:
+        self.settings = settings
+        check_device(settings.device)
+        given = DEFAULTS | dict(options)
         self.cluster = str(given.pop("cluster", "slurm"))
         self.options = {key if key in SHARED else f"slurm_{key}": value for key, value in given.items()}
         self.jobs = workers or JOBS
         # A worker per core, or per GPU.
-        each = given["cpus_per_task"] if self.settings.device == "cpu" else given.get("gpus_per_node", 1)
+        each = given["cpus_per_task"] if settings.device == "cpu" else given.get("gpus_per_node", 1)
         if type(each) is not int or each < 1:
             raise ConfigError(f"engine option cpus_per_task or gpus_per_node = {each!r} (allowed: from 1)")
         self._workers_of_job = each
+        self.workers = self.jobs * each  # packs that are trained at the same time, when all jobs run
         self._looked_at = 0.0
-
-    @property
-    def workers(self) -> int:
-        """How many packs are trained at the same time, when all jobs run."""
-        return self.jobs * self._workers_of_job
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
