@@ -6,8 +6,9 @@ the same pack.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -52,6 +53,14 @@ def packs(study: Study, *, size: int | None = None, workers: int) -> list[list[R
         weighed += [(group.cost * len(runs), runs) for runs in _divided(group.runs, count)]
     weighed.sort(key=lambda item: -item[0])
     return [runs for _, runs in weighed]
+
+
+def makespan(times: Iterable[float], free_at: list[float]) -> float:
+    """When the last pack is done, if each goes to the worker that is free first."""
+    heapq.heapify(free_at)
+    for seconds in times:
+        heapq.heapreplace(free_at, free_at[0] + seconds)
+    return max(free_at)
 
 
 def _divided(runs: Sequence[Run], count: int) -> list[list[Run]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,7 +13,7 @@ from initmem.clocks import clocks, updates_per_epoch
 from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.engines.engine import cores
-from initmem.engines.packs import pack_size, packs
+from initmem.engines.packs import makespan, pack_size, packs
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, MOST_EPOCHS, MOST_INITIAL, MOST_PREDICTIONS, RunRecord, summarize
 from initmem.store.encoding import encode
@@ -56,12 +55,9 @@ def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
 
 
 def _makespan(times: Sequence[float], workers: int) -> float:
-    """Seconds until the last pack is done: each goes to the first free worker; workers may share cores."""
+    """Seconds until the last pack is done; workers may share cores."""
     shared = max(1.0, workers / cores())
-    free_at = [0.0] * workers
-    for seconds in times:
-        heapq.heapreplace(free_at, free_at[0] + seconds * shared)
-    return START + max(free_at)
+    return START + makespan([seconds * shared for seconds in times], [0.0] * workers)
 
 
 def _row(

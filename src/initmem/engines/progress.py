@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections import Counter, defaultdict
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from initmem.engines.engine import Claimed, EpochEnded, Event, Faulted, Finished, Listener, Note, WorkerLost
-from initmem.engines.packs import cost
+from initmem.engines.packs import cost, makespan
 from initmem.errors import InitmemError, count, duration
 from initmem.plots.tables import printable
 from initmem.recipe import AnyRecipe
@@ -77,11 +76,8 @@ def seconds_left(
     # Every worker finishes its pack; whoever is free first takes the next one, which is as large.
     free_at = [sum(seconds.pop(run_id) for run_id in pack) for pack in claimed]
     free_at += [0.0] * (workers - len(claimed))
-    heapq.heapify(free_at)
     waiting, size = sorted(seconds.values(), reverse=True), max(map(len, claimed), default=1)
-    for first in range(0, len(waiting), size):
-        heapq.heapreplace(free_at, free_at[0] + sum(waiting[first : first + size]))
-    return max(free_at)
+    return makespan((sum(waiting[i : i + size]) for i in range(0, len(waiting), size)), free_at)
 
 
 @lru_cache(maxsize=1024)
@@ -113,9 +109,9 @@ class Display:
         self._lengths = {run.recipe: run.recipe.get("epochs") for run in left}  # None: of user code, unknown
         self._left = set(self._recipes)
         self._epochs: dict[str, int] = {}  # done, by run
-        self._packs: dict[str, tuple[str, ...]] = {}  # that runs in training belong to
+        # The packs that runs in training belong to, and when the runs began their epoch.
+        self._training: dict[str, tuple[tuple[str, ...], float]] = {}
         self._workers = 0  # seen at the same time
-        self._since: dict[str, float] = {}  # when runs in training began their epoch
         self._spent: defaultdict[AnyRecipe, Spent] = defaultdict(Spent)
         self.counts: Counter[str] = Counter()
         self.live = Progress(
@@ -131,8 +127,7 @@ class Display:
         """Take in what an engine reports."""
         match event:
             case Claimed(runs):
-                for run_id in runs:
-                    self._packs[run_id], self._since[run_id] = runs, self._clock()
+                self._training |= dict.fromkeys(runs, (runs, self._clock()))
             case EpochEnded(runs, epoch):
                 for run_id in runs:
                     self._epoch_ended(run_id, epoch, runs)
@@ -157,17 +152,19 @@ class Display:
 
     def _epoch_ended(self, run_id: str, epoch: int, pack: tuple[str, ...]) -> None:
         now, recipe = self._clock(), self._recipes[run_id]
-        if run_id in self._since:  # an engine far away may report several epochs at once
-            epochs = max(1, epoch - self._epochs.get(run_id, epoch - 1))
-            self._spent[recipe] = self._spent[recipe].plus((now - self._since[run_id]) / len(pack), epochs)
-        self._since[run_id], self._packs[run_id], self._epochs[run_id] = now, pack, epoch
+        if run_id in self._training:  # an engine far away may report several epochs at once
+            since, epochs = self._training[run_id][1], max(1, epoch - self._epochs.get(run_id, epoch - 1))
+            self._spent[recipe] = self._spent[recipe].plus((now - since) / len(pack), epochs)
+        self._training[run_id], self._epochs[run_id] = (pack, now), epoch
 
     def _release(self, runs: Iterable[str]) -> None:
         """Runs that no worker has any more; the worker stays, and takes others."""
-        self._workers = max(self._workers, len(set(self._packs.values())))
+        self._workers = max(self._workers, len(self._packs()))
         for run_id in runs:
-            self._packs.pop(run_id, None)
-            self._since.pop(run_id, None)
+            self._training.pop(run_id, None)
+
+    def _packs(self) -> set[tuple[str, ...]]:
+        return {pack for pack, _ in self._training.values()}
 
     def seconds_left(self) -> float | None:
         """The time until all runs are done, as far as it can be estimated."""
@@ -175,7 +172,7 @@ class Display:
         for run_id in self._left:
             length = self._lengths[self._recipes[run_id]]
             left[run_id] = None if length is None else max(0, length - self._epochs.get(run_id, 0))
-        return seconds_left(left, self._recipes, self._spent, set(self._packs.values()), self._workers)
+        return seconds_left(left, self._recipes, self._spent, self._packs(), self._workers)
 
     def _draw(self) -> None:
         """Update the bar, or print a line where there is no terminal; not more often than one can read."""

@@ -125,9 +125,8 @@ def refuse_stale(store: Store, study: Study, settings: Settings, *, keep_old: bo
             f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
             f"{first_of(stale[0], SHOWN)} ({how})"
         )
-    outdated = {r.id for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]}
-    if outdated:
-        store.set_aside(lambda record: record.id in outdated)
+    again = [r for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]]
+    store.set_aside(again)
 
 
 def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:

@@ -210,22 +210,19 @@ class Attempt:
             if self.settings.trainer is not None:
                 records = self.settings.trainer(self.pack, self._on_row)
             else:
+                data, saved = dataset(self.pack[0].recipe), self.store.checkpoints.read(self.pack)
+                self.resumed = saved is not None
                 records = train_pack(
                     self.pack,
-                    dataset(self.pack[0].recipe),
+                    data,
                     device=self.settings.device,
-                    resume=self._checkpoints(),
+                    resume=None if saved is None else [Checkpoint(*one) for one in saved],
                     on_epoch=self._on_epoch,
                     pause=self._should_pause,
                     on_pause=self._on_pause,
                     on_parent=self._on_parent,
                 )
         return [with_provenance(record, self.store, self.settings, self.pack) for record in records]
-
-    def _checkpoints(self) -> list[Checkpoint] | None:
-        saved = self.store.checkpoints.read(self.pack)
-        self.resumed = saved is not None
-        return None if saved is None else [Checkpoint(tensors, meta) for tensors, meta in saved]
 
     def _on_row(self, run: Run, row: dict[str, float]) -> None:
         """After an epoch of user code, which has no checkpoints: asked to stop, its run starts again."""
@@ -265,8 +262,7 @@ class Attempt:
 
     def _on_pause(self, pack: Pack) -> None:
         self._check_claims(self.pack)
-        states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
-        self.store.checkpoints.write(dict(zip(self.pack, states, strict=True)), pack.updates)
+        self.store.checkpoints.write(dict(zip(self.pack, pack.checkpoint(), strict=True)), pack.updates)
         self._saved_at = time.monotonic()
         self._stop_if_asked()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +43,7 @@ EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 TOKEN_PIXELS = 8  # pixels that a token counts as: so much more of a network's activations belong to it
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The state of one run between two batches: enough to resume it exactly."""
 
     tensors: dict[str, Tensor]
