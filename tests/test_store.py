@@ -541,7 +541,7 @@ def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) ->
 # -- records that could not be written ----------------------------------------------------------------------
 
 
-def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: list[Run]) -> None:
+def test_values_that_are_not_finite_are_no_part_of_a_record(store: Store, runs: list[Run]) -> None:
     bad = fake_record(runs[0], 0.7)
     bad = replace(bad, summary=replace(bad.summary, test_cross_entropy=float("nan"), norm_init=float("inf")))
     odd = replace(fake_record(runs[1], 0.6), finals={"score": float("inf"), "other": 1.0})
@@ -552,16 +552,12 @@ def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: li
     for record in (bad, odd, broken):
         with pytest.raises(StoreError, match=r"cannot be recorded|no finite numbers"):
             store.commit([record])
-    first, second, third = map(finite, (bad, odd, broken))
+    noted = finite(bad)
     assert finite(fine) is fine
-    assert [record.status for record in (first, second, third)] == ["diverged"] * 3
-    assert (first.summary.test_cross_entropy, first.summary.norm_init) == (None, None)
-    assert (first.summary.test_accuracy, first.summary.epochs) == (0.7, 4)
-    assert second.finals == {"other": 1.0}
-    assert (third.summary.epochs, third.summary.tau_best, third.summary.test_accuracy) == (2, 2, None)
-    assert third.history["val_objective"].tolist() == broken.history["val_objective"][:2].tolist()
-    store.commit([first, second, third, fine])
-    assert [store.read(run.id).status for run in runs[:4]] == ["diverged"] * 3 + ["completed"]
+    assert (noted.summary.test_cross_entropy, noted.summary.norm_init) == (None, None)
+    assert (noted.summary.test_accuracy, noted.summary.epochs) == (0.7, 4)
+    store.commit([noted, fine])
+    assert [store.read(record.id).status for record in (noted, fine)] == ["diverged", "completed"]
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------

@@ -213,35 +213,15 @@ def _first_best(values: NDArray[np.float64]) -> int:
 
 
 def finite(record: RunRecord) -> RunRecord:
-    """The record with finite values only; a run with others is recorded as diverged.
+    """The record of a bundled network; a summary value that is not finite becomes None, and it has diverged.
 
-    Summary values that are not finite become None, such finals are left out, and the history ends before the
-    first epoch with such a value.
+    Its history holds finite values only: training ends before an epoch with others.
     """
-    import numpy as np
-
-    summary, history, finals, arrays = record.summary, record.history, record.finals, record.arrays
-    good = np.ones(summary.epochs, dtype=bool)
-    for column in history.values():
-        if column.shape == good.shape:  # the others are refused when they are written
-            good &= np.isfinite(column)
-    if not good.all():
-        history = {name: column[: int(good.argmin())].copy() for name, column in history.items()}
-        selects = record.run.recipe.selecting_loss
-        ended = summarize(history, norm_init=summary.norm_init, selects=selects)
-        if ended.tau_best == summary.tau_best:  # else the test results are not those of the predictor
-            ended = replace(ended, **{name: getattr(summary, name) for name in TESTED})
-        else:
-            arrays = {}
-        summary = ended
-    values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
-    wrong = {name for name, value in values.items() if value is not None and not math.isfinite(value)}
-    finals = {name: value for name, value in finals.items() if math.isfinite(value)}
-    if good.all() and not wrong and len(finals) == len(record.finals):
+    values = {name: getattr(record.summary, name) for name in SUMMARY_FIELDS}
+    wrong = [name for name, value in values.items() if value is not None and not math.isfinite(value)]
+    if not wrong:
         return record
-    status: Status = "crashed" if record.status == "crashed" else "diverged"
-    summary = Summary(**(values | dict.fromkeys(wrong)))
-    return replace(record, status=status, summary=summary, history=history, finals=finals, arrays=arrays)
+    return replace(record, status="diverged", summary=Summary(**(values | dict.fromkeys(wrong))))
 
 
 def crashed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
