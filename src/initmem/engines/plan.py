@@ -14,7 +14,7 @@ from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.engines.engine import cores
 from initmem.engines.packs import makespan, pack_size, packs
-from initmem.recipe import AnyRecipe, Recipe
+from initmem.recipe import Recipe
 from initmem.record import COLUMNS, MOST_EPOCHS, MOST_INITIAL, MOST_PREDICTIONS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
@@ -28,14 +28,17 @@ START = 3.0  # seconds until a worker trains: it starts Python and imports PyTor
 
 def plan(study: Study, *, workers: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The cost of every recipe, and of the study; real training steps tell the speed of this machine."""
-    packed = packs(study, workers=workers)
-    kinds = {_kind(pack) for pack in packed}
-    times = {(recipe, size): pack_seconds(recipe.network, sizes(recipe), size) for recipe, size in kinds}
+    networks = [recipe.network for recipe in study.recipes]
+    shapes = {recipe: sizes(recipe) for recipe in networks}
+    packed = []
+    for pack in packs(study, workers=workers):
+        first = pack[0].recipe.network
+        packed.append((pack, pack_seconds(first, shapes[first], len(pack))))
     rows = [
-        _row(label, recipe, packed, times, workers)
-        for label, recipe in zip(study.labels(), study.recipes, strict=True)
+        _row(label, recipe, shapes[recipe], packed, workers)
+        for label, recipe in zip(study.labels(), networks, strict=True)
     ]
-    here = _makespan([times[_kind(pack)] for pack in packed], workers)
+    here = _makespan([seconds for _, seconds in packed], workers)
     return rows, {
         "study": study.name,
         "preset": study.preset,
@@ -44,14 +47,10 @@ def plan(study: Study, *, workers: int) -> tuple[list[dict[str, Any]], dict[str,
         "cells": len(study.recipes) * len(study.levels),  # recipes x scales
         "updates": sum(row["updates"] * row["runs"] for row in rows),
         "flops": study_flops(study),
-        "disk_bytes": sum(row["runs"] * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
+        "disk_bytes": sum(row["runs"] * record_bytes(one) for row, one in zip(rows, networks, strict=True)),
         "workers": workers,
         "hours_here": here / 3600,  # if nothing else runs
     }
-
-
-def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
-    return pack[0].recipe, len(pack)
 
 
 def _makespan(times: Sequence[float], workers: int) -> float:
@@ -61,46 +60,38 @@ def _makespan(times: Sequence[float], workers: int) -> float:
 
 
 def _row(
-    label: str,
-    recipe: AnyRecipe,
-    packed: Sequence[list[Run]],
-    times: dict[tuple[AnyRecipe, int], float],
-    workers: int,
+    label: str, recipe: Recipe, of: Sizes, packed: Sequence[tuple[list[Run], float]], workers: int
 ) -> dict[str, Any]:
-    """The cost of one recipe, from the packs that its runs are in."""
-    shares = [(pack, n) for pack in packed if (n := sum(run.recipe == recipe for run in pack))]
-    runs = sum(n for _, n in shares)
-    network, of = recipe.network, sizes(recipe)
-    at_end = clocks(network, of.n_train).at_end()
-    seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
-    notes = notes_of(network, of)
-    if any(run.is_warm for pack, _ in shares for run in pack):
+    """The cost of one recipe, from the packs that its runs are in and the seconds that each takes."""
+    shares = [(pack, each, n) for pack, each in packed if (n := sum(run.recipe == recipe for run in pack))]
+    runs = sum(n for _, _, n in shares)
+    at_end = clocks(recipe, of.n_train).at_end()
+    seconds = sum(each * n / len(pack) for pack, each, n in shares)
+    notes = notes_of(recipe, of)
+    if any(run.is_warm for pack, _, _ in shares for run in pack):
         notes.append("warm runs first train on half of the data, which is not counted")
     return {
         "recipe": label,
         "runs": runs,
-        "pack": max(len(pack) for pack, _ in shares),
-        "updates": network.epochs * updates_per_epoch(network, of.n_train),  # per run
-        "flops": runs * run_flops(network, of),  # of all its runs
+        "pack": max(len(pack) for pack, _, _ in shares),
+        "updates": recipe.epochs * updates_per_epoch(recipe, of.n_train),  # per run
+        "flops": runs * run_flops(recipe, of),  # of all its runs
         "hours": seconds / min(workers, cores()) / 3600,  # on all workers of a quiet machine
         **{f"clock_{name}": at_end[name] for name in ("sgd", "l2", "adaptive")},
         "note": "; ".join(notes),  # why its runs are trained alone, what the scale leaves as it is
     }
 
 
-def record_bytes(recipe: AnyRecipe) -> int:
+def record_bytes(recipe: Recipe) -> int:
     """The size of one record, from a record of as many epochs and predictions with full-length numbers."""
-    rng, epochs = np.random.default_rng(0), recipe.get("epochs") or 1
+    rng, epochs, of = np.random.default_rng(0), recipe.epochs, sizes(recipe)
     history = {name: rng.random(epochs) for name in COLUMNS}
     summary = summarize(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
     arrays: dict[str, Any] = {}
-    if isinstance(recipe, Recipe):
-        of = sizes(recipe)
-        for name, most in (("predictions", MOST_PREDICTIONS), ("initial_predictions", MOST_INITIAL)):
-            arrays[name] = rng.integers(0, of.classes, min(of.n_test * of.labels, most))
-        layers = flops_per_image(recipe, of).layers
-        kept = [rng.random(min(epochs, MOST_EPOCHS)).round(5) for _ in range(2 * layers)]
-        arrays |= {f"norm:residual1.{i}": column for i, column in enumerate(kept)}
+    for name, most in (("predictions", MOST_PREDICTIONS), ("initial_predictions", MOST_INITIAL)):
+        arrays[name] = rng.integers(0, of.classes, min(of.n_test * of.labels, most))
+    for i in range(2 * flops_per_image(recipe, of).layers):
+        arrays[f"norm:residual1.{i}"] = rng.random(min(epochs, MOST_EPOCHS)).round(5)
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {}, arrays=arrays)))
 
 

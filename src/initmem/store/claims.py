@@ -106,12 +106,6 @@ class Claims:
         self.release(done)
         return [run for run in mine if run not in done]
 
-    def heartbeat(self, runs: Sequence[Run]) -> None:
-        """Renew claims, as far as they are still there."""
-        for run in runs:
-            with contextlib.suppress(OSError):  # the worker itself meets a bad disk soon enough
-                os.utime(self.paths.claim(run.id))
-
     @contextlib.contextmanager
     def kept_alive(self, runs: Sequence[Run]) -> Iterator[None]:
         """Renew claims from a thread of its own: an epoch may take longer than a claim lives."""
@@ -119,7 +113,9 @@ class Claims:
 
         def beat() -> None:
             while not done.wait(EXPIRY / 6):
-                self.heartbeat(runs)
+                for run in runs:
+                    with contextlib.suppress(OSError):  # the worker itself meets a bad disk soon enough
+                        os.utime(self.paths.claim(run.id))
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()

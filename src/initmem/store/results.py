@@ -129,11 +129,7 @@ class Archive:
                 problems.append(f"{self.path}: run {run_id}: {error}")
         return problems
 
-    def _repr_html_(self) -> str:
-        from initmem.plots.columns import results_table
-        from initmem.plots.tables import html
-
-        return html(results_table(store_status(self)))
+    _repr_html_ = Store._repr_html_  # store_status takes either
 
 
 @contextmanager
