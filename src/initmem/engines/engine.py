@@ -11,6 +11,7 @@ so far is kept. A user's mistake, or a full disk, is an `InitmemError`, and all 
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
@@ -84,6 +85,7 @@ def engine_named(
     settings, options = settings or Settings(), dict(options or {})
     if name not in ENGINES:
         raise ConfigError(f"engine = {name!r} ({allowed(ENGINES)})")
+    check_device(settings.device)
     if settings.slots and name != "local":
         raise ConfigError(f"gpus = {len(settings.slots)} with engine = {name!r} (allowed: engine = 'local')")
     if name == "slurm":
@@ -105,6 +107,14 @@ def engine_named(
     if settings.timeout is not None:
         raise ConfigError(f"timeout = {settings.timeout:g} with engine = 'inline' (allowed: 'local')")
     return InlineEngine(settings)
+
+
+def library(name: str, engine: str) -> Any:
+    """What an engine needs besides this package."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f"engine = {engine!r} (needs {name}: pip install 'initmem[{engine}]')") from None
 
 
 def cores() -> int:
@@ -261,16 +271,10 @@ class StoreWatch:
 
 
 class StopSign:
-    """A file that asks the workers of one session, on whatever machine, to stop. It is removed at the end."""
+    """A file that asks the workers of one session, on whatever machine, to stop. An engine removes it."""
 
     def __init__(self, store: Store) -> None:
         self.root, self.path = store.path, store.paths.stop_sign(store.session)
-
-    def __enter__(self) -> StopSign:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink(missing_ok=True)
 
     def is_up(self) -> bool:
         """Whether the workers shall stop."""

@@ -8,16 +8,15 @@ resumes at the last checkpoint.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, check_device
+from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, library
 from initmem.engines.local import make_ready
 from initmem.engines.provenance import crash_record
 from initmem.errors import ConfigError, InitmemError, StoreError
@@ -39,7 +38,6 @@ class RayEngine:
 
     def __init__(self, *, address: str | None, workers: int | None, settings: Settings) -> None:
         self.settings = settings
-        check_device(settings.device)
         self._resource = "CPU" if settings.device == "cpu" else "GPU"  # each task takes one of them
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray: Any = None  # connected when it is first used
@@ -62,7 +60,13 @@ class RayEngine:
             self._ray = _connected(self._address, self._most)
             stack.callback(self._ray.shutdown)
             watch = StoreWatch(store, [run for pack in waiting for run in pack], listen)
-            sign, beacon = stack.enter_context(StopSign(store)), stack.enter_context(_beacon(store))
+            sign = StopSign(store)
+            stack.callback(sign.path.unlink, missing_ok=True)
+            # By this file a task can tell that a folder of the same name on its machine is this very store.
+            beacon = temporary(store.path.resolve() / "beacon")
+            stack.callback(beacon.unlink, missing_ok=True)
+            with explained(store.path):
+                beacon.touch()
             try:
                 while waiting or self._in_flight:
                     self._submit(store, waiting, beacon)
@@ -132,10 +136,7 @@ class RayEngine:
 def _connected(address: str | None, workers: int | None) -> Any:
     """Ray, connected to a cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError("engine = 'ray' (needs Ray: pip install 'initmem[ray]')") from None
+    ray = library("ray", "ray")
     if ray.is_initialized():
         return ray
     alone = {} if address else {"num_cpus": workers, "include_dashboard": False}
@@ -147,18 +148,6 @@ def _connected(address: str | None, workers: int | None) -> Any:
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise ConfigError(f"address = {address!r} (no Ray cluster answers there: {error})") from None
     return ray
-
-
-@contextlib.contextmanager
-def _beacon(store: Store) -> Iterator[Path]:
-    """A file by which a task can tell that a folder of the same name on its machine is this very store."""
-    path = temporary(store.path.resolve() / "beacon")
-    with explained(store.path):
-        path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _work(beacon: Path, session: str, pack: list[Run], settings: Settings) -> InitmemError | None:

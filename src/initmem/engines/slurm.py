@@ -6,6 +6,7 @@ its workers finish their batch and save, and is queued again. The jobs do not ne
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, check_device
+from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, library
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, InitmemError
 from initmem.files import explained
@@ -76,7 +77,6 @@ class SlurmEngine:
 
     def __init__(self, *, workers: int | None, settings: Settings, options: Mapping[str, Any]) -> None:
         self.settings = settings
-        check_device(settings.device)
         given = DEFAULTS | dict(options)
         self.cluster = str(given.pop("cluster", "slurm"))
         self.options = {key if key in SHARED else f"slurm_{key}": value for key, value in given.items()}
@@ -94,7 +94,9 @@ class SlurmEngine:
         watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
         jobs: list[Any] = []
         folder = _new_folder(store) if watch.left else None
-        with StopSign(store) as sign:
+        with contextlib.ExitStack() as stack:
+            sign = StopSign(store)
+            stack.callback(sign.path.unlink, missing_ok=True)
             try:
                 while watch.left:
                     if not jobs:
@@ -120,7 +122,8 @@ class SlurmEngine:
         return True
 
     def _submit(self, store: Store, packs: Sequence[list[Run]], folder: Path | None) -> list[Any]:
-        submitit = _submitit()
+        submitit = library("submitit", "slurm")
+        logging.getLogger("submitit").setLevel(logging.ERROR)
         left = [pack for pack in packs if not all(store.has(run) for run in pack)]
         count = min(self.jobs, -(-len(left) // self._workers_of_job))
         job = ArrayJob(store.path.resolve(), store.session, left, self.settings, self._workers_of_job)
@@ -196,12 +199,3 @@ def _queue(jobs: Sequence[Any]) -> dict[str, str]:
         return {job.job_id: "UNKNOWN" for job in jobs}
     states = dict(line.split() for line in listing.stdout.splitlines())
     return {job.job_id: states[job.job_id] for job in jobs if job.job_id in states}
-
-
-def _submitit() -> Any:
-    try:
-        module = importlib.import_module("submitit")
-    except ImportError:
-        raise ConfigError("engine = 'slurm' (needs submitit: pip install 'initmem[slurm]')") from None
-    logging.getLogger("submitit").setLevel(logging.ERROR)
-    return module
