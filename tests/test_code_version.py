@@ -864,7 +864,7 @@ def test_old_numbers_are_never_returned_as_new_ones(tmp_path: Path, make, words:
     assert first.records[0].provenance["fingerprint"] == fingerprint(make(0.2))
     with pytest.raises(ConfigError) as caught:
         run(make(5.0), [1.0, 2.0], [0, 1], tmp_path, name="mine")
-    assert f"4 of 4 runs in {tmp_path} were trained before this changed: {words} (keep_old=True" in str(
+    assert f"{tmp_path}: 4 of 4 runs were trained before this changed: {words} (keep_old=True" in str(
         caught.value
     )
     kept = run(make(5.0), [1.0, 2.0], [0, 1], tmp_path, name="mine", keep_old=True)

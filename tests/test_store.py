@@ -412,7 +412,7 @@ def test_a_passing_error_of_the_disk_moves_nothing(
 ) -> None:
     store.commit([fake_record(run, 0.5) for run in runs])
     refuse_to_read(monkeypatch, "record.json", number)
-    with pytest.raises(StoreError, match=rf"record.json: {os.strerror(number)} .and 5 more"):
+    with pytest.raises(StoreError, match=rf"record.json: {os.strerror(number)}; and 5 more"):
         Store(store.path).recover()
     monkeypatch.undo()
     assert Store(store.path).recover() == []

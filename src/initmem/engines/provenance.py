@@ -119,12 +119,8 @@ def refuse_stale(store: Store, study: Study, settings: Settings, *, keep_old: bo
     wanted = {run.id for run in study.all_runs()}
     records = [record for record in store.records() if record.id in wanted]
     now = {recipe: settings.fingerprint(recipe) for recipe in study.recipes}
-    if (stale := _changes(records, now)) and not keep_old:
-        how = HOW_PLUGINS if settings.trainer is None else HOW
-        raise ConfigError(
-            f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
-            f"{first_of(stale[0], SHOWN)} ({how})"
-        )
+    if (stale := _stale(records, now)) and not keep_old:
+        raise ConfigError(f"{store.path}: {stale} ({HOW_PLUGINS if settings.trainer is None else HOW})")
     again = [r for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]]
     store.set_aside(again)
 
@@ -133,9 +129,8 @@ def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fing
     """One sentence about records that were kept although the code has changed; empty if there are none."""
     done = [record for record in records if record.status != "crashed"]
     now = {record.run.recipe: current(record.run.recipe) for record in done}
-    if stale := _changes(done, now):
-        before_what = f"{len(stale)} of {len(done)} runs were trained before this changed"
-        return f"{before_what}: {first_of(stale[0], SHOWN)}"
+    if stale := _stale(done, now):
+        return stale
     unknown = sum(not _fingerprint(record) for record in done)
     if unknown and any(now.values()):
         return f"{unknown} of {len(done)} runs do not say what code trained them: the present code may differ"
@@ -180,14 +175,17 @@ def _fingerprint(record: RunRecord) -> Fingerprint:
     return dict(record.provenance.get("fingerprint", {}))
 
 
-def _changes(records: Iterable[RunRecord], now: Mapping[AnyRecipe, Fingerprint]) -> list[list[str]]:
-    """What changed since each record that is not of the present code; crashed ones are left out."""
+def _stale(records: Sequence[RunRecord], now: Mapping[AnyRecipe, Fingerprint]) -> str:
+    """How many runs are not of the present code, and what changed; crashed ones are left out."""
     changes = []
     for record in records:
         old, new = _fingerprint(record), now[record.run.recipe]
         if record.status != "crashed" and old and new:
             changes.append(differences(old, new) or _changed_files(record.provenance))
-    return [names for names in changes if names]
+    if not (stale := list(filter(None, changes))):
+        return ""
+    which = f"{len(stale)} of {len(records)} runs were trained before this changed"
+    return f"{which}: {first_of(stale[0], SHOWN)}"
 
 
 def _changed_files(about: Mapping[str, Any]) -> list[str]:

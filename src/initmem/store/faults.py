@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from initmem.errors import FullDisk
+from initmem.errors import FullDisk, first_of
 from initmem.files import explained, opened, readable, retried
 from initmem.record import RunRecord
 from initmem.store.paths import Paths
@@ -210,5 +210,4 @@ def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:
     if not causes:
         return []
     count = sum(cause.runs for cause in causes)
-    more = f"; {len(causes) - most} more causes" if len(causes) > most else ""
-    return [f"{count} of {len(records)} runs crashed: {'; '.join(map(str, causes[:most]))}{more}"]
+    return [f"{count} of {len(records)} runs crashed: {first_of(list(map(str, causes)), most)}"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from initmem import files
-from initmem.errors import Damaged, InitmemError, StoreError
+from initmem.errors import Damaged, InitmemError, StoreError, first_of
 from initmem.files import explained, readable, retried
 from initmem.record import Arrays, RunRecord
 from initmem.store import encoding
@@ -221,8 +221,7 @@ class Store:
         """
         damaged, unreadable = self._scan()
         if unreadable:
-            more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
-            raise StoreError(f"{unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
+            raise StoreError(f"{first_of(unreadable, 1)}; it may be intact, so nothing was moved or trained")
         moved = []
         with explained(self.path):
             for run_id, problem in damaged.items():
