@@ -40,13 +40,11 @@ WATCHED_SHARE = 0.1  # of the time is spent on looking at most
 class Engine(Protocol):
     """Where runs are executed."""
 
+    settings: Settings  # how it trains packs
+
     @property
     def workers(self) -> int:
         """How many packs it trains at the same time."""
-
-    @property
-    def settings(self) -> Settings:
-        """How it trains packs."""
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
@@ -250,9 +248,9 @@ class Budget:
 class StoreWatch:
     """Reports what happens to runs that other machines train, from the files of their store."""
 
-    def __init__(self, store: Store, runs: Iterable[Run], listen: Listener) -> None:
+    def __init__(self, store: Store, packs: Iterable[list[Run]], listen: Listener) -> None:
         self.store, self.listen = store, listen
-        self.left = {run.id: run for run in runs if not store.has(run)}
+        self.left = {run.id: run for pack in packs for run in pack if not store.has(run)}
         self._epochs: dict[str, int] = {}
         self._budget = Budget(WATCHED_SHARE, LEAST_PAUSE)
 

@@ -59,7 +59,7 @@ class RayEngine:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray tells of nodes that die
             self._ray = _connected(self._address, self._most)
             stack.callback(self._ray.shutdown)
-            watch = StoreWatch(store, [run for pack in waiting for run in pack], listen)
+            watch = StoreWatch(store, waiting, listen)
             sign = StopSign(store)
             stack.callback(sign.path.unlink, missing_ok=True)
             # By this file a task can tell that a folder of the same name on its machine is this very store.

@@ -91,7 +91,7 @@ class SlurmEngine:
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
-        watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
+        watch = StoreWatch(store, packs, listen)
         jobs: list[Any] = []
         folder = _new_folder(store) if watch.left else None
         with contextlib.ExitStack() as stack:
