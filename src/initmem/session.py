@@ -22,7 +22,8 @@ from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
 from initmem.measures.memory import memory
 from initmem.recipe import AnyRecipe
-from initmem.store.faults import cause_line, same_cause
+from initmem.record import RunRecord
+from initmem.store.faults import cause_line, crashed_alike
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.train.requirements import check
@@ -209,20 +210,19 @@ def too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
 
 def stops_early(listen: Listener, store: Store, runs: int) -> Listener:
     """A listener before another one: it stops the engine when the first runs of a session all crash alike."""
-    first: list[str] = []  # what the first runs crashed with; empty: they did not
+    first: list[RunRecord] = []
 
     def heard(event: Event) -> None:
         listen(event)
         if not isinstance(event, Finished) or len(first) >= ALIKE or runs <= ALIKE:
             return
-        for run_id, status in event.runs:
-            first.append(cause_line(store.read(run_id)) if status == "crashed" else "")
-        if len(first) >= ALIKE and all(first) and len(set(map(same_cause, first))) == 1:
+        first.extend(store.read(run_id) for run_id, _ in event.runs)
+        if len(first) >= ALIKE and [len(alike) for alike in crashed_alike(first)] == [len(first)]:
             raise InitmemError(
-                f"stopped: the first {len(first)} of {runs} runs all crashed with {first[0]} (their "
-                f"tracebacks are in {store.path}; once the code is fixed, the same call tries them again; "
-                "retry_crashed=True or --retry-crashed does so in any case, keep_going=True or --keep-going "
-                "trains the rest)"
+                f"stopped: the first {len(first)} of {runs} runs all crashed with {cause_line(first[0])} "
+                f"(their tracebacks are in {store.path}; once the code is fixed, the same call tries them "
+                "again; retry_crashed=True or --retry-crashed does so in any case, keep_going=True or "
+                "--keep-going trains the rest)"
             )
 
     return heard

@@ -181,17 +181,14 @@ def cause_line(record: RunRecord) -> str:
     return (lines[-1] if lines else "no reason given")[:LONGEST_CAUSE]
 
 
-def same_cause(cause: str) -> str:
-    """What causes have in common that differ in numbers alone, such as the epoch or the scale."""
-    return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "0", cause)
-
-
 def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
     """The crashed runs, those of the same cause together, the most frequent first."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.status == "crashed":
-            groups.setdefault(same_cause(cause_line(record)), []).append(record)
+            # Causes may differ in numbers alone, such as the epoch or the scale.
+            cause = re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "0", cause_line(record))
+            groups.setdefault(cause, []).append(record)
     return sorted(groups.values(), key=len, reverse=True)
 
 
