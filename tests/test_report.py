@@ -524,7 +524,7 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
     assert len(Tags(shown).all("svg")) == 4  # the sign of the verdict, the curve, the interval and its axis
     assert "The recipe remembers its initialization (generalization)." in shown
     run = tiny_study.all_runs()[0]
-    store.set_aside([store.read(run.id)])
+    store.set_aside(lambda record: record.id == run.id)
     store.commit([crashed(run, f"ValueError: {IMAGE}", {})])
     noted = Result(store, tiny_study)._repr_html_()
     assert "1 of 6 runs crashed" in noted and IMAGE not in noted

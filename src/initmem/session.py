@@ -97,7 +97,7 @@ def run_study(
     started = time.monotonic()
     moved_aside = tuple(opened.recover())
     if retry_crashed:
-        opened.set_aside([record for record in opened.records() if record.status == "crashed"])
+        opened.set_aside(lambda record: record.status == "crashed")
     earlier = {record.id for record in opened.records()}
 
     def train(study: Study, *announced: Note) -> bool:

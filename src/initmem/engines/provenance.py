@@ -121,8 +121,8 @@ def refuse_stale(store: Store, study: Study, settings: Settings, *, keep_old: bo
     now = {recipe: settings.fingerprint(recipe) for recipe in study.recipes}
     if (stale := _stale(records, now)) and not keep_old:
         raise ConfigError(f"{store.path}: {stale} ({HOW_PLUGINS if settings.trainer is None else HOW})")
-    again = [r for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]]
-    store.set_aside(again)
+    outdated = {r.id for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]}
+    store.set_aside(lambda record: record.id in outdated)
 
 
 def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -207,11 +207,13 @@ class Store:
                 pending.unlink(missing_ok=True)
         return moved
 
-    def set_aside(self, records: Iterable[RunRecord]) -> None:
-        """Move records out of the way, so that their runs are trained again."""
+    def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
+        """Move records out of the way, so that their runs are trained again; how many."""
+        ids = [record.id for record in self.records() if unwanted(record)]
         with explained(self.path):
-            for record in records:
-                self.paths.move_aside(self.paths.record(record.id), record.id)
+            for run_id in ids:
+                self.paths.move_aside(self.paths.record(run_id), run_id)
+        return len(ids)
 
     def recover(self) -> list[str]:
         """Finish what a crash interrupted; move aside what fails its checksum, and say what and why.
