@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
 from initmem.measures.design import (
@@ -20,11 +19,9 @@ from initmem.measures.design import (
     plain,
 )
 from initmem.measures.fit import cold_until
-from initmem.measures.statistics import critical, student
+from initmem.measures.statistics import Array, critical, student
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
 
 
 class BetaCurve(NamedTuple):

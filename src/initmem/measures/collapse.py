@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from initmem.labels import labels
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.design import Groups, Measure, Row, followed_metric
-from initmem.measures.statistics import Limits, jackknife
+from initmem.measures.statistics import Array, Limits, jackknife
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.table import Column, number
 
-Array = NDArray[np.float64]
 LEVELS = 40  # of |beta|, evenly in its logarithm
 CLEAR = 2.0  # standard errors by which a curve has to start above a level and end below it
 SHARED = 3  # levels that have to be shared

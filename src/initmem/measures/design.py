@@ -18,21 +18,19 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from initmem.clocks import family_of
 from initmem.errors import ConfigError, allowed
 from initmem.intervention import Level, level_order
 from initmem.labels import labels
-from initmem.measures.statistics import ALPHA
+from initmem.measures.statistics import ALPHA, Array
 from initmem.metric import DERIVED, METRICS, metric_of
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
+from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.study import Study
 from initmem.table import Columns, number
 
-Array = NDArray[np.float64]
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
 
@@ -116,11 +114,6 @@ def unrecorded(groups: Groups, array: str, what: str) -> list[str]:
     ]
 
 
-def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of bundled networks: of user code only what was declared is known."""
-    return [record for record in records if isinstance(record.run.recipe, Recipe)]
-
-
 def of_scales(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs at a scale: slopes and elasticities are asked of numbers, not of interventions."""
     return [record for record in records if not record.run.intervention]
@@ -174,11 +167,9 @@ def by_level(records: Sequence[RunRecord]) -> dict[Level, list[RunRecord]]:
 class Profile:
     """The values of one metric for one recipe, (seed, level): seeds with a finite value at every level."""
 
-    recipe: AnyRecipe
-    metric: str
     scales: tuple[Level, ...]  # or interventions
     seeds: tuple[int, ...]
-    values: NDArray[np.float64]
+    values: Array
     dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
 
 
@@ -192,8 +183,6 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     seeds = tuple(row[0].run.seed for row in rows)
     values = np.array([[record.metric(metric) for record in row] for row in rows], dtype=float)
     return Profile(
-        recipe=records[0].run.recipe,
-        metric=metric,
         scales=tuple(scales),
         seeds=seeds,
         values=metric_of(metric).factor * values.reshape(len(seeds), len(scales)),

@@ -28,12 +28,10 @@ from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, effective_clocks, family_of, is_adaptive
 from initmem.measures.design import Analyses, Groups, Measure, Row, levels_of, of_scales, plain, unrecorded
-from initmem.measures.statistics import ALPHA, jackknife, mean_over_seeds
+from initmem.measures.statistics import ALPHA, Array, jackknife, mean_over_seeds
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
 
 FEWEST = 4  # recipes of a family that a fit needs: a curve has two parameters
 STEEPEST = 8.0

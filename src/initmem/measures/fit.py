@@ -22,18 +22,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
 from initmem.errors import count
 from initmem.intervention import Level, level_text
 from initmem.measures.design import Profile, complete, levels_of, plain, profile
-from initmem.measures.statistics import ALPHA, Limits, Spread, mean_limits, spread
+from initmem.measures.statistics import ALPHA, Array, Limits, Spread, mean_limits, spread
 from initmem.metric import UNCLEAR, metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
-
-Array = NDArray[np.float64]
 
 ACCURACY_LEVELS = (0.995, 0.99, *(round(0.05 * i, 2) for i in range(19, 1, -1)))  # the highest first
 TRAIN_LOSSES = ("train_cross_entropy", "train_loss")

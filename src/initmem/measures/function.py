@@ -25,11 +25,9 @@ from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
 from initmem.measures.design import Groups, Measure, Row, complete, plain, unrecorded
-from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
+from initmem.measures.statistics import ALPHA, Array, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, Columns, number
-
-Array = NDArray[np.float64]
 
 EXACT = 7  # seeds up to which all their permutations are tried
 DRAWS = 9_999  # permutations for more seeds

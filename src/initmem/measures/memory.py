@@ -64,7 +64,7 @@ def measured(
 ) -> Memory:
     """A memory before `judged` gives it a verdict; without fit, few histories are read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
-    recipe, shown = arranged.recipe, metric_of(metric)
+    recipe, shown = records[0].run.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
     reason, failed = why_inapplicable(records), failures(records)
     ranges = Spread[float | None](*[None] * 6)

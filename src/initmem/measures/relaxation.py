@@ -19,19 +19,16 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, effective_clocks, shrinks_by_clock
 from initmem.errors import ConfigError, allowed
 from initmem.intervention import NONE, Intervention, Level, level_order
 from initmem.measures.design import Groups, Measure, Row, curve_metrics, own_clock, plain, preferred
 from initmem.measures.fit import has_moving_averages
-from initmem.measures.statistics import jackknife
+from initmem.measures.statistics import Array, jackknife
 from initmem.metric import metric_of
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
 
 FEWEST_EPOCHS = 3  # an exponential has two parameters
 RATES = np.concatenate([-np.geomspace(3.0, 0.01, 30), [0.0], np.geomspace(0.01, 300.0, 150)])  # per last time

@@ -9,19 +9,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
 from initmem.intervention import Level, level_order
 from initmem.measures.design import SCALE, Groups, Measure, Row, by_level, default_metric, of_scales, plain
-from initmem.measures.statistics import ALPHA, TOLERANCE_PP
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted

@@ -11,13 +11,12 @@ from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, count
 from initmem.intervention import Level, level_text
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, NEVER_USED, NO_EFFECT
-from initmem.measures.statistics import ALPHA, TOLERANCE_PP, seeds_needed
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array, seeds_needed
 from initmem.metric import metric_of
 from initmem.store.encoding import plain_values
 from initmem.table import RECIPE, Cell, Column, Table, cell, flat, interval, number
@@ -111,7 +110,7 @@ class Memory:
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     scales: tuple[Level, ...] = ()
-    values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
+    values: Array = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the thresholds behind the words."""
