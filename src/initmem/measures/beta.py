@@ -8,16 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.clocks import CLOCKS
-from initmem.measures.design import (
-    Groups,
-    Measure,
-    Row,
-    curves,
-    followed_metric,
-    of_scales,
-    own_clock,
-    plain,
-)
+from initmem.measures.design import Measure, Row, curves, followed_metric, of_scales, own_clock, plain
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import Array, critical, student
 from initmem.record import RunRecord
@@ -222,39 +213,31 @@ def _mean_over_runs(records: Sequence[RunRecord], column: str) -> Array:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _beta_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = []
-    for label, records in groups.items():
-        name = followed_metric(records, metric)
-        curve = beta_curve(records, name)
-        peak = _peak(curve.beta)
-        if peak is None:
-            continue
-        lines = ("beta", "low", "high", "band_low", "band_high")
-        clocks = {f"clock_{clock}": ticks.tolist() for clock, ticks in curve.clocks.items()}
-        rows.append(
-            {
-                "recipe": label,
-                "metric": name,
-                "peak_epoch": peak + 1,
-                "peak": float(curve.beta[peak]),
-                "last_epoch": len(curve.beta),
-                "last": float(curve.beta[-1]),
-                "low": float(curve.low[-1]),
-                "high": float(curve.high[-1]),
-                "n_runs": curve.n_runs,
-                "curve": {line: getattr(curve, line).tolist() for line in lines} | clocks,
-            }
-        )
-    return rows
+def _beta_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    name = followed_metric(records, metric)
+    curve = beta_curve(records, name)
+    peak = _peak(curve.beta)
+    if peak is None:
+        return []
+    lines = ("beta", "low", "high", "band_low", "band_high")
+    clocks = {f"clock_{clock}": ticks.tolist() for clock, ticks in curve.clocks.items()}
+    row: Row = {
+        "metric": name,
+        "peak_epoch": peak + 1,
+        "peak": float(curve.beta[peak]),
+        "last_epoch": len(curve.beta),
+        "last": float(curve.beta[-1]),
+        "low": float(curve.low[-1]),
+        "high": float(curve.high[-1]),
+        "n_runs": curve.n_runs,
+        "curve": {line: getattr(curve, line).tolist() for line in lines} | clocks,
+    }
+    return [row]
 
 
-def _half_life_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows: list[Row] = []
-    for label, records in groups.items():
-        name = followed_metric(records, metric)
-        rows += [{"recipe": label, "metric": name} | one._asdict() for one in half_lives(records, name)]
-    return rows
+def _half_life_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    name = followed_metric(records, metric)
+    return [{"metric": name} | one._asdict() for one in half_lives(records, name)]
 
 
 METRIC = Column("metric", "text", "followed over epochs", priority=3)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from initmem.intervention import Level
-from initmem.measures.design import Groups, Measure, Row, levels_of, plain
+from initmem.measures.design import Measure, Row, levels_of, plain
 from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
 from initmem.record import RunRecord
@@ -115,18 +115,14 @@ def _pooled(group: dict[Level, list[float]]) -> Row | None:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _chaos_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = ((label, chaos(records, metric or "test_accuracy")) for label, records in groups.items())
-    return [{"recipe": label} | row for label, row in rows if row is not None]
+def _chaos_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    row = chaos(records, metric or "test_accuracy")
+    return [] if row is None else [row]
 
 
-def _seed_rows(groups: Groups, metric: str | None) -> list[Row]:
+def _seed_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
     name = metric or "test_accuracy"
-    return [
-        {"recipe": label} | row | {"unit": metric_of(name).unit}
-        for label, records in groups.items()
-        for row in seed_variance(records, name)
-    ]
+    return [row | {"unit": metric_of(name).unit} for row in seed_variance(records, name)]
 
 
 MEASURES = {

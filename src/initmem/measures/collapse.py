@@ -190,5 +190,6 @@ MEASURES = {
             "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
         },
         of="curve",
+        together=True,
     )
 }

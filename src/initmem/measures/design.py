@@ -48,7 +48,8 @@ CURVES = tuple(
 class Measure:
     """A table of `initmem measure`: rows of plain values, and the columns that describe their keys.
 
-    `rows` takes the records of every recipe, a metric or None, and as keywords the options it names.
+    `rows` takes the records of one recipe, or by label those of all, a metric or None, and as keywords the
+    options it names.
     """
 
     title: str
@@ -59,11 +60,19 @@ class Measure:
     # interventions do not have either; a curve of slopes over time, without cold epochs
     of: Literal["runs", "effect", "slope", "curve"] = "runs"
     remarks: Callable[[Groups], list[str]] = lambda groups: []  # what else is left out
+    together: bool = False  # `rows` takes the records of all recipes
 
     @property
     def numeric(self) -> bool:
         """Whether it is asked of scales only, as slopes are."""
         return self.of in ("slope", "curve")
+
+    def rows_of(self, groups: Groups, metric: str | None, **options: Any) -> list[Row]:
+        """The rows of all recipes."""
+        if self.together:
+            return self.rows(groups, metric, **options)
+        rows = ((label, self.rows(records, metric, **options)) for label, records in groups.items())
+        return [{"recipe": label} | row for label, of_recipe in rows for row in of_recipe]
 
 
 # -- records ----------------------------------------------------------------------------------------------

@@ -176,5 +176,6 @@ MEASURES = {
         },
         options=("adjust", "analyses"),
         of="effect",
+        together=True,
     )
 }

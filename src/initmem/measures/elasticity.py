@@ -280,12 +280,9 @@ def _is_scaled(norms: Sequence[tuple[int, float, float]]) -> bool:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _elasticity_rows(groups: Groups, metric: str | None, *, analyses: Analyses) -> list[Row]:
-    rows = []
-    for label, records in groups.items():
-        elasticity = norm_elasticity(records, alpha=analyses[records[0].run.recipe].alpha)
-        rows += [{"recipe": label} | elasticity._asdict()] if elasticity is not None else []
-    return rows
+def _elasticity_rows(records: Sequence[RunRecord], metric: str | None, *, analyses: Analyses) -> list[Row]:
+    elasticity = norm_elasticity(records, alpha=analyses[records[0].run.recipe].alpha)
+    return [] if elasticity is None else [elasticity._asdict()]
 
 
 def _clock_rows(groups: Groups, metric: str | None) -> list[Row]:
@@ -293,12 +290,8 @@ def _clock_rows(groups: Groups, metric: str | None) -> list[Row]:
     return [fit._asdict() for fit in clock_fits(observed(groups))]
 
 
-def _layer_rows(groups: Groups, metric: str | None, *, analyses: Analyses) -> list[Row]:
-    return [
-        {"recipe": label} | row
-        for label, records in groups.items()
-        for row in layer_rows(records, analyses[records[0].run.recipe].alpha)
-    ]
+def _layer_rows(records: Sequence[RunRecord], metric: str | None, *, analyses: Analyses) -> list[Row]:
+    return layer_rows(records, analyses[records[0].run.recipe].alpha)
 
 
 MEASURES = {
@@ -316,6 +309,7 @@ MEASURES = {
             "n_recipes": number("recipes", "number of recipes behind the row", priority=2),
         },
         of="slope",
+        together=True,
     ),
     "radial": Measure(
         "Norm elasticity: how the norm of the selected weights depends on the initial one",

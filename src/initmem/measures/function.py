@@ -173,9 +173,9 @@ def identification(classes: NDArray[np.uint16], initial: NDArray[np.uint16]) -> 
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _function_rows(groups: Groups, metric: str | None) -> list[Row]:
-    compared = ((label, function_memory(records)) for label, records in groups.items())
-    return [{"recipe": label} | row | {"reading": reading(row)} for label, row in compared if row is not None]
+def _function_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    row = function_memory(records)
+    return [] if row is None else [row | {"reading": reading(row)}]
 
 
 def reading(row: Row) -> str | None:

@@ -108,6 +108,7 @@ MEASURES: dict[str, Measure] = {
         },
         options=("tolerance", "adjust", "analyses"),
         of="effect",
+        together=True,
     ),
     **scales.MEASURES,
     **difference.MEASURES,
@@ -161,7 +162,7 @@ def measure(
     groups = {label: group for label, group in _groups(data).items() if label not in left_out}
     if MEASURES[what].numeric:
         groups = {label: of_scales(group) for label, group in groups.items()}
-    return [plain_values(row) for row in MEASURES[what].rows(groups, chosen, **options)]
+    return [plain_values(row) for row in MEASURES[what].rows_of(groups, chosen, **options)]
 
 
 def at_scales(source: Source, scales: Sequence[Level] | None) -> Collection:

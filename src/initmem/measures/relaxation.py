@@ -231,5 +231,6 @@ MEASURES = {
             "n_seeds": number("seeds", "with both runs", priority=7),
             "note": Column("note", "text", "where the half-life is not to be trusted", priority=2),
         },
+        together=True,
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
 from initmem.intervention import Level, level_order
-from initmem.measures.design import SCALE, Groups, Measure, Row, by_level, default_metric, of_scales, plain
+from initmem.measures.design import SCALE, Measure, Row, by_level, default_metric, of_scales, plain
 from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
@@ -26,13 +26,6 @@ LOSSES = ("loss", "cross_entropy", "objective")
 EQUAL_RATES = 0.1  # rates that differ by no more than this count as equal
 NEVER_USED = "the pipeline never used the scale"
 NO_EFFECT = "the scale had no effect on the weights"
-
-
-def each_scale(groups: Groups) -> Iterator[tuple[Row, list[RunRecord]]]:
-    """The records of every recipe at every scale, with the keys that say which these are."""
-    for label, records in groups.items():
-        for scale, at in by_level(plain(records)).items():
-            yield {"recipe": label, "scale": scale}, at
 
 
 # -- means ------------------------------------------------------------------------------------------------
@@ -66,12 +59,9 @@ def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     return rows
 
 
-def _mean_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = []
-    for label, records in groups.items():
-        name = metric or default_metric(records)
-        rows += [{"recipe": label, "metric": name} | at._asdict() for at in scale_means(records, name)]
-    return rows
+def _mean_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    name = metric or default_metric(records)
+    return [{"metric": name} | at._asdict() for at in scale_means(records, name)]
 
 
 # -- interpolation: tau_interp as censored data, never dropped --------------------------------------------
@@ -115,22 +105,23 @@ def median_interpolation(records: Sequence[RunRecord], level: float = 0.95) -> I
     return Interpolation(first_half(share), low, high, len(chosen), len(never))
 
 
-def _interpolation_rows(groups: Groups, metric: str | None) -> list[Row]:
-    return [key | median_interpolation(records)._asdict() for key, records in each_scale(groups)]
+def _interpolation_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    runs = by_level(plain(records))
+    return [{"scale": scale} | median_interpolation(at)._asdict() for scale, at in runs.items()]
 
 
-def _repair_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = []
-    for key, records in each_scale(groups):
-        gaps = [100 * r.summary.repair_gap for r in records if r.summary.repair_gap is not None]
-        values: Row = {
-            "repair_gap_pp": float(np.mean(gaps)) if gaps else None,
-            "standard_error": float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else None,
-            "n": len(gaps),
-            "n_never_interpolated": len(records) - len(gaps),
+def _repair_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    runs = by_level(plain(records))
+    return [
+        {
+            "scale": gap.scale,
+            "repair_gap_pp": gap.mean,
+            "standard_error": gap.deviation and gap.deviation / math.sqrt(gap.n),
+            "n": gap.n,
+            "n_never_interpolated": len(runs[gap.scale]) - gap.n,
         }
-        rows.append(key | values)
-    return rows
+        for gap in scale_means(records, "repair_gap")
+    ]
 
 
 # -- untrained runs: diverged, or with a selected model no better than chance -----------------------------
@@ -338,14 +329,11 @@ def equal_rates_p(untrained: Sequence[int], n: Sequence[int]) -> float:
     return float(chi2_contingency(table, correction=False, method=method).pvalue)
 
 
-def _failure_rows(groups: Groups, metric: str | None) -> list[Row]:
+def _failure_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
     """Untrained runs, scale by scale; p is the recipe's."""
-    rows: list[Row] = []
-    for label, records in groups.items():
-        counted = failures(records)
-        shared = {"p": counted.p, "counts_as_chance": counted.chance}
-        rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
-    return rows
+    counted = failures(records)
+    shared = {"p": counted.p, "counts_as_chance": counted.chance}
+    return [rate._asdict() | shared for rate in counted.rates]
 
 
 MEASURES = {
