@@ -26,6 +26,8 @@ class BetaCurve(NamedTuple):
     clocks: dict[str, Array]  # cumulative clocks at the end of each epoch, means over runs
     band_low: Array  # for all epochs at once
     band_high: Array
+    own: Array  # slopes of the seeds, (seed, epoch)
+    seeds: Array
 
 
 class HalfLife(NamedTuple):
@@ -42,7 +44,7 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
 
     It ends where the first run was stopped early: later slopes would be those of fewer scales and seeds.
     """
-    values, scales, _ = _common(records, metric)
+    values, scales, seeds = _common(records, metric)
     sums = _sums(values, scales)  # (5, seed, epoch)
     beta, own = _slope(sums.sum(axis=1)), _seed_slopes(sums)
     n, epochs = own.shape
@@ -59,13 +61,9 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
         clocks=ticks,
         band_low=beta - band,
         band_high=beta + band,
+        own=own,
+        seeds=seeds,
     )
-
-
-def seed_slopes(records: Sequence[RunRecord], metric: str = "val_accuracy") -> tuple[Array, Array]:
-    """The slope of every seed at every epoch, shape (seed, epoch), and the numbers of the seeds."""
-    values, scales, seeds = _common(records, metric)
-    return _seed_slopes(_sums(values, scales)), seeds
 
 
 def _common(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
@@ -97,14 +95,13 @@ def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> li
     curve = beta_curve(records, metric)
     if not np.isfinite(curve.beta).any():
         return []
-    own, _ = seed_slopes(records, metric)
     clock = own_clock(plain(records))
     lives = []
     axes = {"epochs": curve.epochs, "updates": _mean_over_runs(records, "updates")}
     for unit, axis in (axes | ({clock: curve.clocks[clock]} if clock else {})).items():
         if len(axis) != len(curve.beta) or not (np.diff(axis) > 0).all():
             continue  # not recorded, or a clock that stands still
-        low, high = half_life_limits(curve.beta, own, axis)
+        low, high = half_life_limits(curve.beta, curve.own, axis)
         lives.append(HalfLife(unit, half_life(curve.beta, axis), low, high))
     return lives
 

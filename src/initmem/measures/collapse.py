@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.labels import labels
-from initmem.measures.beta import beta_curve, seed_slopes
+from initmem.measures.beta import beta_curve
 from initmem.measures.design import Groups, Measure, Row, followed_metric
 from initmem.measures.statistics import Array, Limits, jackknife
 from initmem.recipe import AnyRecipe, Recipe
@@ -84,12 +84,11 @@ def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy"
 
 def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading] | None:
     """The decays of all recipes, over the seeds that they share; None where a clock was not recorded."""
-    slopes = [seed_slopes(records, metric) for records in groups]
-    shared = set.intersection(*(set(seeds.tolist()) for _, seeds in slopes)) if slopes else set()
+    curves = [beta_curve(records, metric) for records in groups]
+    shared = set.intersection(*(set(curve.seeds.tolist()) for curve in curves))
     fadings = []
-    for records, (own, seeds) in zip(groups, slopes, strict=True):
-        own = own[np.isin(seeds, list(shared))]
-        time = beta_curve(records, metric).clocks["adaptive"]
+    for curve in curves:
+        own, time = curve.own[np.isin(curve.seeds, list(shared))], curve.clocks["adaptive"]
         finite = np.asarray(np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool))
         if len(time) != len(finite) or finite.sum() < 2 or not (np.diff(time[finite]) > 0).all():
             return None
