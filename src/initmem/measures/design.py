@@ -33,6 +33,7 @@ from initmem.table import Columns, number
 
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
+Remarks = Callable[[Sequence[RunRecord]], list[str]]  # on the records of one recipe
 
 SCALE = number("scale", "initialization scale, or intervention", "g")
 
@@ -59,7 +60,7 @@ class Measure:
     # runs; the effect of the scale, which recipes that never used it do not have; a slope on it, which
     # interventions do not have either; a curve of slopes over time, without cold epochs
     of: Literal["runs", "effect", "slope", "curve"] = "runs"
-    remarks: Callable[[Groups], list[str]] = lambda groups: []  # what else is left out
+    remarks: Remarks = lambda records: []  # what else is left out of a recipe
     together: bool = False  # `rows` takes the records of all recipes
 
     @property
@@ -110,17 +111,19 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in unperturbed if record.run.pins == usual]
 
 
-def unrecorded(groups: Groups, array: str, what: str) -> list[str]:
-    """Recipes with runs that did not record an array: a line for each number of these, with its recipes."""
-    labels: dict[tuple[int, int], list[str]] = {}
+def shared_remarks(groups: Groups, remarks: Remarks) -> list[str]:
+    """What there is to remark on the recipes, each thing once, after the labels of those it is about."""
+    labels: dict[str, list[str]] = {}
     for label, records in groups.items():
-        missing = [array not in record.arrays for record in plain(records)]
-        labels.setdefault((sum(missing), len(missing)), []).append(label)
-    return [
-        f"{', '.join(names)}: {what} not recorded in {missing} of {runs} runs"
-        for (missing, runs), names in labels.items()
-        if missing
-    ]
+        for remark in remarks(records):
+            labels.setdefault(remark, []).append(label)
+    return [f"{', '.join(names)}: {remark}" for remark, names in labels.items()]
+
+
+def unrecorded(records: Sequence[RunRecord], array: str, what: str) -> list[str]:
+    """In how many runs of a recipe an array was not recorded, if in any."""
+    missing = [array not in record.arrays for record in plain(records)]
+    return [f"{what} not recorded in {sum(missing)} of {len(missing)} runs"] if any(missing) else []
 
 
 def of_scales(records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -18,7 +18,7 @@ values (`cold_epochs`) is not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -319,17 +319,12 @@ def cold_until(records: Sequence[RunRecord]) -> int:
     return max((cold_epochs(record) for record in plain(records)), default=0)
 
 
-def cold_notes(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """The epochs that measures over time leave out: a line for each number of them, with its recipes."""
-    labels: dict[int, list[str]] = {}
-    for label, records in groups.items():
-        labels.setdefault(cold_until(records), []).append(label)
-    return [
-        f"{', '.join(names)}: epochs 1 to {last} are left out: the moving averages of batch norm still "
-        'contained their starting values (batch_statistics = "re-estimated" avoids that)'
-        for last, names in labels.items()
-        if last
-    ]
+def cold_remarks(records: Sequence[RunRecord]) -> list[str]:
+    """The epochs that measures over time leave out, if any."""
+    last = cold_until(records)
+    why = "the moving averages of batch norm still contained their starting values"
+    how = 'batch_statistics = "re-estimated" avoids that'
+    return [f"epochs 1 to {last} are left out: {why} ({how})"] if last else []
 
 
 def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
-from initmem.measures.design import Groups, Measure, Row, complete, plain, unrecorded
+from initmem.measures.design import Measure, Row, complete, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Array, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, Columns, number
@@ -188,16 +188,13 @@ def reading(row: Row) -> str | None:
     return "changes the function" if row["p"] <= ALPHA else "not significant"
 
 
-def _left_out(groups: Groups) -> list[str]:
-    """The runs without predictions, and the recipes whose predictions cannot be compared."""
-    lines = unrecorded(groups, "predictions", "predictions")
-    for label, records in groups.items():
-        shapes = {_shape(record) for record in plain(records)} - {None}
-        if shapes and _with_predictions(records) is None:
-            numbers = "its runs have different numbers of predictions"
-            lines.append(
-                f"{label}: left out, since {numbers if len(shapes) > 1 else 'no seed has all scales'}"
-            )
+def _left_out(records: Sequence[RunRecord]) -> list[str]:
+    """How many runs have no predictions, and why those of others cannot be compared."""
+    lines = unrecorded(records, "predictions", "predictions")
+    shapes = {_shape(record) for record in plain(records)} - {None}
+    if shapes and _with_predictions(records) is None:
+        numbers = "its runs have different numbers of predictions"
+        lines.append(f"left out, since {numbers if len(shapes) > 1 else 'no seed has all scales'}")
     return lines
 
 

@@ -29,8 +29,9 @@ from initmem.measures.design import (
     labelled,
     levels_of,
     of_scales,
+    shared_remarks,
 )
-from initmem.measures.fit import Fit, Matched, cold_notes
+from initmem.measures.fit import Fit, Matched, cold_remarks
 from initmem.measures.memory import Memory, judged, measured, memory_table
 from initmem.measures.statistics import Limits
 from initmem.metric import metric_name, metric_of
@@ -197,7 +198,7 @@ def remarks(what: str, data: Collection) -> list[str]:
     if what == "memory":
         return []
     one, groups = MEASURES[what], _groups(data)
-    notes = [*(cold_notes(groups) if one.of == "curve" else []), *one.remarks(groups)]
+    notes = shared_remarks(groups, cold_remarks if one.of == "curve" else one.remarks)
     runs = sum(bool(record.run.intervention) for record in data.records)
     if one.numeric and 0 < runs < len(data.records):
         notes.append(f"{count(runs, 'run')} with interventions left out: {OF_NUMBERS}")
