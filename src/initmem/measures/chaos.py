@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from initmem.intervention import Level
-from initmem.measures.design import Measure, Row, levels_of, plain
+from initmem.measures.design import Measure, Row, by_level, levels_of, plain
 from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
 from initmem.record import RunRecord
@@ -72,21 +71,13 @@ def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -
     The runs that vary one role share the first seed for the others; that run belongs to every role. A share
     is one of the variance of whole seeds (`all`); shares add up to 1 when roles do not interact.
     """
-    factor = metric_of(metric).factor
-    measured = [(r, factor * value) for r in records if (value := r.metric(metric)) is not None]
-    main = {record.id for record in plain(records)}
-    varied = {record.id: role for record in records if (role := _varied_role(record)) is not None}
-    first = min((record.run.seed for record in records if record.id in varied), default=None)
-    groups: dict[str, dict[Level, list[float]]] = {"all": {}}
-    base = {r.run.level: value for r, value in measured if r.id in main and r.run.seed == first}
-    for record, value in measured:
-        scale = record.run.level
-        if record.id in main:
-            groups["all"].setdefault(scale, []).append(value)
-        elif record.id in varied:
-            at = groups.setdefault(varied[record.id], {})
-            at.setdefault(scale, [base[scale]] if scale in base else []).append(value)
-    pooled = {name: row for name in ("all", *ROLES) if (row := _pooled(groups.get(name, {})))}
+    main = plain(records)
+    ids = {record.id for record in main}
+    varied = {role: [r for r in records if _varied_role(r) == role and r.id not in ids] for role in ROLES}
+    first = min((record.run.seed for runs in varied.values() for record in runs), default=None)
+    shared = [record for record in main if record.run.seed == first]
+    groups = {"all": main} | {role: [*shared, *runs] for role, runs in varied.items() if runs}
+    pooled = {name: row for name, runs in groups.items() if (row := _pooled(runs, metric))}
     whole = pooled["all"]["deviation"] ** 2 if "all" in pooled else 0.0
     shares = {name: row["deviation"] ** 2 / whole if whole else math.nan for name, row in pooled.items()}
     return [{"role": name} | row | {"share": shares[name]} for name, row in pooled.items()]
@@ -98,11 +89,14 @@ def _varied_role(record: RunRecord) -> Role | None:
     return pins[0][0] if single else None
 
 
-def _pooled(group: dict[Level, list[float]]) -> Row | None:
+def _pooled(records: Sequence[RunRecord], metric: str) -> Row | None:
     """The standard deviation pooled over scales, its 95% limits (normal noise), and the number of values."""
     from scipy.special import chdtri
 
-    usable = [np.array(values) for values in group.values() if len(values) > 1]
+    factor = metric_of(metric).factor
+    recorded = [[r.metric(metric) for r in at] for at in by_level(records).values()]
+    at_scales = (factor * np.array([x for x in values if x is not None]) for values in recorded)
+    usable = [values for values in at_scales if len(values) > 1]
     freedom = sum(len(values) - 1 for values in usable)
     if freedom == 0:
         return None

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -169,10 +170,8 @@ def complete(records: Sequence[RunRecord], levels: Sequence[Level] | None = None
 
 def by_level(records: Sequence[RunRecord]) -> dict[Level, list[RunRecord]]:
     """Records by initialization scale, in ascending order, or by intervention."""
-    groups: dict[Level, list[RunRecord]] = {}
-    for record in sorted(records, key=lambda record: level_order(record.run.level)):
-        groups.setdefault(record.run.level, []).append(record)
-    return groups
+    ordered = sorted(records, key=lambda record: level_order(record.run.level))
+    return {level: list(at) for level, at in groupby(ordered, key=lambda record: record.run.level)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +283,8 @@ def schedule(seeds: int, most: int) -> tuple[int, ...]:
     """Numbers of seeds at which to analyze: from five, or what is there, doubling up to `most`."""
     planned = [max(seeds, min(FIRST_ANALYSIS, most))]
     while planned[-1] < most:
-        planned.append(
-            2 * planned[-1] if 8 * planned[-1] <= 3 * most else most
-        )  # no last step of a few seeds
+        # No last step of a few seeds.
+        planned.append(2 * planned[-1] if 8 * planned[-1] <= 3 * most else most)
     return tuple(planned)
 
 

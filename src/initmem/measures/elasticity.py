@@ -155,12 +155,9 @@ def clock_fits(recipes: Sequence[Observed]) -> list[ClockFit]:
             continue
         fitted.append(members)
         elasticities = np.array([one.elasticity for one in members])
-        of_family = []
-        for name in names:
-            if all(name in one.clocks for one in members):
-                t = np.log([one.clocks[name] for one in members])
-                if np.ptp(t) > 0:
-                    of_family.append(_fit(family, name, t, elasticities))
+        recorded = [name for name in names if all(name in one.clocks for one in members)]
+        times = {name: np.log([one.clocks[name] for one in members]) for name in recorded}
+        of_family = [_fit(family, name, t, elasticities) for name, t in times.items() if np.ptp(t) > 0]
         fits += sorted(of_family, key=lambda fit: fit.error)
     return fits
 

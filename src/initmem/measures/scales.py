@@ -12,7 +12,7 @@ import numpy as np
 
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
-from initmem.intervention import Level, level_order
+from initmem.intervention import Level
 from initmem.measures.design import SCALE, Measure, Row, by_level, default_metric, of_scales, plain
 from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array
 from initmem.metric import DERIVED, metric_of
@@ -175,10 +175,9 @@ def failures(records: Sequence[RunRecord]) -> Failures:
     trained = [record for record in plain(records) if record.status != "crashed"]
     limit = next((limit for limit in map(chance_limit, trained) if limit is not None), None)
     lost = [r for r in trained if r.status == "diverged" or is_at_chance(r, limit)]
-    totals = Counter(record.run.level for record in trained)
+    totals = {level: len(at) for level, at in by_level(trained).items()}
     counts = Counter(record.run.level for record in lost)
-    ordered = sorted(totals.items(), key=lambda item: level_order(item[0]))
-    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in ordered]
+    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in totals.items()]
     untrained, n = [rate.untrained for rate in rates], [rate.n for rate in rates]
     fits = [record.summary.train_accuracy_last for record in lost if record.status != "diverged"]
     return Failures(
