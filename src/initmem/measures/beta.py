@@ -250,7 +250,6 @@ MEASURES = {
             "last": number("last", "slope at the last epoch", ".3g"),
             ("low", "high"): number("95% interval", "of the slope at the last epoch", ".3g"),
             "last_epoch": number("epochs", "until the first run ended", priority=6),
-            "n_runs": number("runs", "number of runs behind the row", priority=5),
         },
         of="curve",
     ),

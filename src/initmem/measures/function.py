@@ -226,7 +226,6 @@ MEASURES = {
             "n_seeds": number("n seeds", "number of seeds that have all scales", priority=6),
             "n_scales": number("n scales", "number of scales", priority=7),
             "n_pairs": number("pairs", "number of runs with a perturbed replicate", priority=8),
-            "n_predictions": number("predictions", "number of predictions compared", priority=7),
         },
         remarks=_left_out,
     ),

@@ -104,8 +104,6 @@ MEASURES: dict[str, Measure] = {
             ("time_low", "time_high"): number("time: 95% interval", "of this ratio", ".2f", priority=5),
             "metric": Column("metric", "text", "of the memory", priority=12),
             "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
-            "n_scales": number("scales", "number of scales", priority=11),
-            "n_seeds": number("seeds", "number of seeds that have them all", priority=11),
         },
         options=("tolerance", "adjust", "analyses"),
         of="effect",

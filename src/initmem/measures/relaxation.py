@@ -228,7 +228,6 @@ MEASURES = {
             "rate": number("rate", "ln 2 over the half-life", ".3g", priority=9),
             "explained": number("explained", "share of the variance over time", ".2f", priority=6),
             "left": number("left", "share of the start that is left in the last epoch", ".2f", priority=4),
-            "n_seeds": number("seeds", "with both runs", priority=7),
             "note": Column("note", "text", "where the half-life is not to be trusted", priority=2),
         },
         together=True,
