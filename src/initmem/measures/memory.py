@@ -166,8 +166,7 @@ def _claim(row: Memory) -> tuple[Verdict, float | None]:
     """The verdict of a memory if it is significant, and its p-value; None: nothing is tested."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
         return row.verdict, None
-    learned_alike = row.equal_failure_rates and not row.unclear_scales
-    if learned_alike and row.p_equivalence is not None and row.within_tolerance:
+    if row.learned_alike and row.p_equivalence is not None and row.within_tolerance:
         return "forgets", 2 * row.p_equivalence
     return "remembers", row.p
 

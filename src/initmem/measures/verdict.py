@@ -130,10 +130,14 @@ class Memory:
         return self.p_equivalence is not None and self.p_equivalence <= self.alpha / 2
 
     @property
+    def learned_alike(self) -> bool:
+        """Whether it is known that runs learned something at all scales, so that `forgets` is possible."""
+        return self.equal_failure_rates and not self.unclear_scales
+
+    @property
     def seeds_needed(self) -> int | None:
         """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
-        settled = self.within_tolerance and not (self.equal_failure_rates and not self.unclear_scales)
-        if self.verdict != "inconclusive" or settled:
+        if self.verdict != "inconclusive" or (self.within_tolerance and not self.learned_alike):
             return None
         return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
 
@@ -274,11 +278,8 @@ def _finding(row: Memory) -> str:
         )
     if row.verdict == "forgets":
         return within + (f"; {row.not_excluded}" if row.not_excluded else "")
-    if row.within_tolerance and not row.equal_failure_rates:
-        rates = f"rates of untrained runs that differ by {100 * (row.failure_limit or 0):.0f}%"
-        return f"{within}, but {rates} between scales are not excluded"
-    if row.within_tolerance and row.unclear_scales:
-        return f"{within}, but nothing shows that anything was learned at {scales_text(row.unclear_scales)}"
+    if row.within_tolerance and not row.learned_alike:
+        return f"{within}, but nothing shows that runs learned something at all {axis} alike"
     return (
         f"The mean {row.metric} has a range of {shown} over the {axis} {noise}: neither "
         "memory nor its absence is established"
