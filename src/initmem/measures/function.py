@@ -48,7 +48,7 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
     All shares are in percent.
     """
     runs = _with_predictions(records)
-    if runs is None:
+    if isinstance(runs, str):
         return None
     apart = 100 * disagreements(_stacked(runs, "predictions"))
     pairs = [
@@ -76,10 +76,12 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
     }
 
 
-def _with_predictions(records: Sequence[RunRecord]) -> list[list[RunRecord]] | None:
-    """The runs that have predictions, of one shape: a row per seed that has them at every level."""
+def _with_predictions(records: Sequence[RunRecord]) -> list[list[RunRecord]] | str:
+    """The runs that have predictions: a row per seed that has them at every level; else why there is none."""
     runs = [record for record in plain(records) if "predictions" in record.arrays]
-    return (complete(runs) or None) if len(set(map(_shape, runs))) == 1 else None
+    if len(set(map(_shape, runs))) > 1:
+        return "its runs have different numbers of predictions"
+    return complete(runs) or ("no seed has all scales" if runs else "")
 
 
 def _stacked(runs: Sequence[Sequence[RunRecord]], name: str) -> NDArray[np.uint16]:
@@ -190,12 +192,8 @@ def reading(row: Row) -> str | None:
 
 def _left_out(records: Sequence[RunRecord]) -> list[str]:
     """How many runs have no predictions, and why those of others cannot be compared."""
-    lines = unrecorded(records, "predictions", "predictions")
-    shapes = {_shape(record) for record in plain(records)} - {None}
-    if shapes and _with_predictions(records) is None:
-        numbers = "its runs have different numbers of predictions"
-        lines.append(f"left out, since {numbers if len(shapes) > 1 else 'no seed has all scales'}")
-    return lines
+    runs, missing = _with_predictions(records), unrecorded(records, "predictions", "predictions")
+    return [*missing, f"left out, since {runs}"] if isinstance(runs, str) and runs else missing
 
 
 def _percent(name: str, about: str, priority: int = 0) -> Columns:

@@ -123,16 +123,13 @@ def differences(
     Of norms the difference is that of their logarithms. The last epoch is that of the shortest run.
     """
     runs = {(r.run.seed, r.run.level): r for r in plain(records) if column in r.history}
-    pairs = []
-    for (seed, one), run in runs.items():
-        untouched = runs.get((seed, NONE)) or runs.get((seed, 1.0))
-        if one == level and untouched is not None:
-            pairs.append((run, untouched))
+    touched = {seed: run for (seed, one), run in runs.items() if one == level}
+    untouched = {seed: runs.get((seed, NONE)) or runs.get((seed, 1.0)) for seed in touched}
+    pairs = [(run, partner) for seed, run in touched.items() if (partner := untouched[seed])]
     start = Intervention.parse(str(level)).epoch
     end = min((len(run.history[column]) for pair in pairs for run in pair), default=0)
     shown = np.log if column == NORM else lambda values: metric_of(column).factor * values
-    rows = [[shown(run.history[column][start:end]) for run in pair] for pair in pairs]
-    values = [touched - untouched for touched, untouched in rows]
+    values = [np.subtract(*(shown(run.history[column][start:end]) for run in pair)) for pair in pairs]
     return np.array(values).reshape(len(pairs), max(end - start, 0)), pairs
 
 
