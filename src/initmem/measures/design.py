@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from initmem.clocks import family_of
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, allowed, first_of
 from initmem.intervention import Level, level_order
 from initmem.labels import labels
 from initmem.measures.statistics import ALPHA, Array
@@ -112,13 +112,16 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in unperturbed if record.run.pins == usual]
 
 
-def shared_remarks(groups: Groups, remarks: Remarks) -> list[str]:
-    """What there is to remark on the recipes, each thing once, after the labels of those it is about."""
-    labels: dict[str, list[str]] = {}
-    for label, records in groups.items():
-        for remark in remarks(records):
-            labels.setdefault(remark, []).append(label)
-    return [f"{', '.join(names)}: {remark}" for remark, names in labels.items()]
+def shared_notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """The notes on recipes, each once, after the labels of those it is about if these are not all."""
+    about: dict[str, list[str]] = {}
+    for label, of_recipe in notes:
+        for note in of_recipe:
+            about.setdefault(note, []).append(label)
+    return [
+        note if len(labels) == len(notes) else f"{first_of(labels, 2, ', ')}: {note}"
+        for note, labels in about.items()
+    ]
 
 
 def unrecorded(records: Sequence[RunRecord], array: str, what: str) -> list[str]:

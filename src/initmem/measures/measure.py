@@ -29,7 +29,7 @@ from initmem.measures.design import (
     labelled,
     levels_of,
     of_scales,
-    shared_remarks,
+    shared_notes,
 )
 from initmem.measures.fit import Fit, Matched, cold_remarks
 from initmem.measures.memory import Memory, judged, measured, memory_table
@@ -196,7 +196,8 @@ def remarks(what: str, data: Collection) -> list[str]:
     if what == "memory":
         return []
     one, groups = MEASURES[what], _groups(data)
-    notes = shared_remarks(groups, cold_remarks if one.of == "curve" else one.remarks)
+    remarks_of = cold_remarks if one.of == "curve" else one.remarks
+    notes = shared_notes([(label, remarks_of(group)) for label, group in groups.items()])
     runs = sum(bool(record.run.intervention) for record in data.records)
     if one.numeric and 0 < runs < len(data.records):
         notes.append(f"{count(runs, 'run')} with interventions left out: {OF_NUMBERS}")

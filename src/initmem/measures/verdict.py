@@ -14,6 +14,7 @@ import numpy as np
 
 from initmem.errors import ConfigError, count
 from initmem.intervention import Level, level_text
+from initmem.measures.design import shared_notes
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, NEVER_USED, NO_EFFECT
 from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array, seeds_needed
@@ -333,7 +334,7 @@ def verdict_table(rows: Sequence[Memory], *, until: float | None = None, explain
     """A row per recipe; `until` is the interval width that was asked for."""
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
-    notes = shared_notes(rows, until)
+    notes = shared_notes([(row.recipe, _notes_of(row, until)) for row in rows])
     body = [memory_cells(row) for row in rows]
     columns = columns_of(rows)
     shown = [key for key in columns if key != "remarks"]
@@ -342,18 +343,10 @@ def verdict_table(rows: Sequence[Memory], *, until: float | None = None, explain
     return Table(title, [columns[key] for key in shown], cells, notes=notes if explain else shortened(notes))
 
 
-def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str]:
-    """What to know next to the numbers, each thing once, with the recipes it is about."""
-    about: dict[str, list[str]] = {}
-    for row in rows:
-        unseen = [f"forgets: {row.not_excluded}"] if row.not_excluded else []
-        for note in filter(None, [memory_remark(row, until), *row.notes, *unseen]):
-            about.setdefault(note, []).append(row.recipe)
-    lines = []
-    for note, names in about.items():
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        lines.append(note if len(names) == len(rows) else f"{', '.join(names[:2])}{more}: {note}")
-    return lines
+def _notes_of(row: Memory, until: float | None) -> list[str]:
+    """What to know next to the numbers of a recipe."""
+    unseen = f"forgets: {row.not_excluded}" if row.not_excluded else ""
+    return [note for note in (memory_remark(row, until), *row.notes, unseen) if note]
 
 
 def shortened(notes: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_output
 from initmem.intervention import level_text
-from initmem.measures.design import by_recipe, plain, shared_remarks
+from initmem.measures.design import by_recipe, plain, shared_notes
 from initmem.measures.fit import cold_remarks
 from initmem.measures.memory import Memory
 from initmem.measures.provenance import TITLE, applied_tables
@@ -98,12 +98,12 @@ def _layers(content: Content) -> dict[str, Any] | None:
 def _slopes(content: Content) -> dict[str, Any] | None:
     if not any(len(item.beta.beta) for item in content.stats.values()):
         return None
-    groups = {content.names[recipe]: group for recipe, group in content.groups.items()}
+    cold = [(content.names[recipe], cold_remarks(group)) for recipe, group in content.groups.items()]
     return {
         "data": chart_json(charts.slopes(content)),
         "metrics": list(dict.fromkeys(s.followed.replace("_", " ") for s in content.stats.values())),
         "half_lives": {recipe: stats.half_life for recipe, stats in content.stats.items()},
-        "cold": shared_remarks(groups, cold_remarks),
+        "cold": shared_notes(cold),
     }
 
 
