@@ -87,7 +87,6 @@ def elasticity_of(rows: Sequence[tuple[int, float, float]], *, alpha: float = AL
 class Observed(NamedTuple):
     """One recipe: its elasticity, and its clocks at the selected epoch."""
 
-    label: str
     families: tuple[str, ...]  # the narrowest first
     recipe: AnyRecipe
     elasticity: float
@@ -115,15 +114,13 @@ class ClockFit(NamedTuple):
 def observed(groups: Groups) -> list[Observed]:
     """The elasticity and the clocks of every recipe for which both were recorded."""
     recipes = []
-    for label, records in groups.items():
+    for records in groups.values():
         recipe, elasticity = records[0].run.recipe, norm_elasticity(records)
         family = family_of(recipe)
         if elasticity is not None and family is not None:
             families = (family,) if is_adaptive(str(recipe.get("optimizer"))) else (family, "sgd+l2")
             clocks = selected_clocks(records)
-            recipes.append(
-                Observed(label, families, recipe, elasticity.elasticity, clocks, elasticity.n_runs)
-            )
+            recipes.append(Observed(families, recipe, elasticity.elasticity, clocks, elasticity.n_runs))
     return recipes
 
 
