@@ -12,7 +12,7 @@ from initmem.measures.design import Measure, Row, curves, followed_metric, of_sc
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import Array, critical, student
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
+from initmem.table import Column, number
 
 
 class BetaCurve(NamedTuple):
@@ -243,7 +243,6 @@ MEASURES = {
         "Slope of the metric on the initialization scale",
         _beta_rows,
         {
-            "recipe": RECIPE,
             "metric": METRIC,
             "peak": number("peak", "slope of the largest size over training", ".3g"),
             "peak_epoch": number("peak epoch", "when it was reached", priority=4),
@@ -257,7 +256,6 @@ MEASURES = {
         "Half-life of the slope on the scale",
         _half_life_rows,
         {
-            "recipe": RECIPE,
             "metric": METRIC,
             "unit": Column("unit", "text", "epochs, updates, or the clock of the recipe's family"),
             "value": number("half-life", "until |slope| stays below half its peak; empty: never", ".4g"),

@@ -13,7 +13,7 @@ from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
 from initmem.record import RunRecord
 from initmem.seeds import ROLES, Role
-from initmem.table import RECIPE, Column, number
+from initmem.table import Column, number
 
 
 def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Row | None:
@@ -124,7 +124,6 @@ MEASURES = {
         "Chaos: how far a run moves when weights are perturbed",
         _chaos_rows,
         {
-            "recipe": RECIPE,
             "metric": Column("metric", "text", "what is compared", priority=2),
             "deviation": number("deviation", "standard deviation of a run due to chaos", ".2f~"),
             "largest": number("largest", "largest difference within a pair", ".2f~"),
@@ -137,7 +136,6 @@ MEASURES = {
         "Standard deviation by seed role",
         _seed_rows,
         {
-            "recipe": RECIPE,
             "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
             "deviation": number("deviation", "standard deviation over seeds", ".2f~"),
             ("low", "high"): number("95% interval", "of the deviation", ".2f~"),

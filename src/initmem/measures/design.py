@@ -48,7 +48,7 @@ CURVES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A table of `initmem measure`: rows of plain values, and the columns that describe their keys.
+    """A table of `initmem measure`: rows of plain values, and the columns of their keys other than `recipe`.
 
     `rows` takes the records of one recipe, or by label those of all, a metric or None, and as keywords the
     options it names.

@@ -31,7 +31,7 @@ from initmem.measures.design import Analyses, Groups, Measure, Row, levels_of, o
 from initmem.measures.statistics import ALPHA, Array, jackknife, mean_over_seeds
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
+from initmem.table import Column, number
 
 FEWEST = 4  # recipes of a family that a fit needs: a curve has two parameters
 STEEPEST = 8.0
@@ -308,7 +308,6 @@ MEASURES = {
         "Norm elasticity: how the norm of the selected weights depends on the initial one",
         _elasticity_rows,
         {
-            "recipe": RECIPE,
             "elasticity": number("elasticity", "1: the norm is carried over; 0: forgotten", ".3f"),
             ("low", "high"): number("95% interval", "of the elasticity", ".3f"),
         },
@@ -319,7 +318,6 @@ MEASURES = {
         "Layers: how norm and direction of the selected weights depend on the initial ones",
         _layer_rows,
         {
-            "recipe": RECIPE,
             "layer": Column("layer", "text", "whose weights these are, in the order of the network"),
             "elasticity": number("elasticity", "of the norm; 1: carried over, 0: forgotten", ".3f"),
             ("low", "high"): number("95% interval", "of the elasticity", ".3f", priority=1),

@@ -27,7 +27,7 @@ from initmem.measures.chaos import replicates
 from initmem.measures.design import Measure, Row, complete, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Array, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, Columns, number
+from initmem.table import Column, Columns, number
 
 EXACT = 7  # seeds up to which all their permutations are tried
 DRAWS = 9_999  # permutations for more seeds
@@ -209,7 +209,6 @@ MEASURES = {
         "Disagreement: test examples (%) for which two networks predict different classes",
         _function_rows,
         {
-            "recipe": RECIPE,
             "accuracy": number("accuracy", "mean difference between scales, same seed", ".1f", unit="pp"),
             **_percent("scales", "disagreement between scales, same seed"),
             **_percent("seeds", "disagreement between seeds, same scale"),

@@ -39,7 +39,7 @@ from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
 from initmem.store.results import Collection, Source, collected
 from initmem.study import recipes_of
-from initmem.table import RECIPE, Column, Table, number, table_of
+from initmem.table import RECIPE, Column, Columns, Table, number, table_of
 
 # -- memory at equal fit ----------------------------------------------------------------------------------
 
@@ -83,7 +83,6 @@ MEASURES: dict[str, Measure] = {
         "Change from the smallest to the largest scale, and memory at equal fit",
         _fit_rows,
         {
-            "recipe": RECIPE,
             "verdict": Column("verdict", "text", "of the memory, with its mode"),
             "test": number("test", "change of the metric: train - gap", "+.1f~"),
             ("test_low", "test_high"): number("test: 95% interval", "of this change", ".1f~", priority=10),
@@ -216,7 +215,7 @@ def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> lis
 
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of one measure other than memory, with families and clocks as people call them."""
-    columns = MEASURES[what].columns
+    columns: Columns = {"recipe": RECIPE, **MEASURES[what].columns}
     names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES, "family": FAMILY_NAMES if what == "clocks" else {}}
     named = [{k: names[k].get(v, v) if k in names else v for k, v in row.items()} for row in rows]
     if what == "fit" and all(metric_of(row["train_metric"]).unit == "pp" for row in rows):

@@ -28,7 +28,7 @@ from initmem.measures.fit import has_moving_averages
 from initmem.measures.statistics import Array, jackknife
 from initmem.metric import metric_of
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
+from initmem.table import Column, number
 
 FEWEST_EPOCHS = 3  # an exponential has two parameters
 RATES = np.concatenate([-np.geomspace(3.0, 0.01, 30), [0.0], np.geomspace(0.01, 300.0, 150)])  # per last time
@@ -212,7 +212,6 @@ MEASURES = {
         "Relaxation after an intervention: the difference to the untouched run of the same seed",
         _rows,
         {
-            "recipe": RECIPE,
             "intervention": Column("intervention", "text", "what was done, and after which epoch"),
             "quantity": Column("quantity", "text", "whose difference relaxes; accuracies in points"),
             "start": number("start", "the difference right after the intervention, from the fit", ".3g"),

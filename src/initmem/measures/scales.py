@@ -18,7 +18,7 @@ from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
+from initmem.table import Column, number
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
@@ -340,7 +340,6 @@ MEASURES = {
         "What every scale reached",
         _mean_rows,
         {
-            "recipe": RECIPE,
             "metric": Column("metric", "text", "accuracies in percent", priority=2),
             "scale": SCALE,
             "mean": number("mean", "over seeds", ".4g"),
@@ -353,7 +352,6 @@ MEASURES = {
         "Interpolation epoch: when train accuracy reaches 99.5%",
         _interpolation_rows,
         {
-            "recipe": RECIPE,
             "scale": SCALE,
             "median": number("median", "median epoch; empty: half of the runs never got there", ".4g"),
             "low": number("low", "lower 95% limit", ".4g"),
@@ -366,7 +364,6 @@ MEASURES = {
         "Repair gap: accuracy gained after interpolation",
         _repair_rows,
         {
-            "recipe": RECIPE,
             "scale": SCALE,
             "repair_gap_pp": number("gap", "selected minus at interpolation", ".2f", unit="pp"),
             "standard_error": number("s.e.", "standard error of the gap", ".2f"),
@@ -378,7 +375,6 @@ MEASURES = {
         "Untrained runs: at chance, or diverged",
         _failure_rows,
         {
-            "recipe": RECIPE,
             "scale": SCALE,
             "untrained": number("untrained", "runs at chance, or diverged"),
             "n": number("n", "number of runs"),
