@@ -30,13 +30,11 @@ from initmem.metric import DERIVED, METRICS, metric_of
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.study import Study
-from initmem.table import Columns, number
+from initmem.table import Columns
 
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
 Remarks = Callable[[Sequence[RunRecord]], list[str]]  # on the records of one recipe
-
-SCALE = number("scale", "initialization scale, or intervention", "g")
 
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = tuple(
@@ -48,7 +46,7 @@ CURVES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A table of `initmem measure`: rows of plain values, and the columns of their keys other than `recipe`.
+    """A table of `initmem measure`: rows of plain values, and their columns, but for `recipe` and `scale`.
 
     `rows` takes the records of one recipe, or by label those of all, a metric or None, and as keywords the
     options it names.

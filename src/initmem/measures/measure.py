@@ -117,6 +117,7 @@ MEASURES: dict[str, Measure] = {
     **relaxation.MEASURES,
     **chaos.MEASURES,
 }
+SCALE = number("scale", "initialization scale, or intervention", "g")
 OF_NUMBERS = "it is asked of scales, which are numbers"
 MEMORY_OPTIONS = ("adjust", "tolerance")
 
@@ -215,7 +216,7 @@ def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> lis
 
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of one measure other than memory, with families and clocks as people call them."""
-    columns: Columns = {"recipe": RECIPE, **MEASURES[what].columns}
+    columns: Columns = {"recipe": RECIPE, "scale": SCALE, **MEASURES[what].columns}
     names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES, "family": FAMILY_NAMES if what == "clocks" else {}}
     named = [{k: names[k].get(v, v) if k in names else v for k, v in row.items()} for row in rows]
     if what == "fit" and all(metric_of(row["train_metric"]).unit == "pp" for row in rows):

@@ -13,7 +13,7 @@ import numpy as np
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
 from initmem.intervention import Level
-from initmem.measures.design import SCALE, Measure, Row, by_level, default_metric, of_scales, plain
+from initmem.measures.design import Measure, Row, by_level, default_metric, of_scales, plain
 from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
@@ -341,7 +341,6 @@ MEASURES = {
         _mean_rows,
         {
             "metric": Column("metric", "text", "accuracies in percent", priority=2),
-            "scale": SCALE,
             "mean": number("mean", "over seeds", ".4g"),
             "deviation": number("s.d.", "standard deviation over seeds", ".2g"),
             "n": number("n", "number of runs"),
@@ -352,7 +351,6 @@ MEASURES = {
         "Interpolation epoch: when train accuracy reaches 99.5%",
         _interpolation_rows,
         {
-            "scale": SCALE,
             "median": number("median", "median epoch; empty: half of the runs never got there", ".4g"),
             "low": number("low", "lower 95% limit", ".4g"),
             "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".4g"),
@@ -364,7 +362,6 @@ MEASURES = {
         "Repair gap: accuracy gained after interpolation",
         _repair_rows,
         {
-            "scale": SCALE,
             "repair_gap_pp": number("gap", "selected minus at interpolation", ".2f", unit="pp"),
             "standard_error": number("s.e.", "standard error of the gap", ".2f"),
             "n": number("runs", "number of runs that interpolated"),
@@ -375,7 +372,6 @@ MEASURES = {
         "Untrained runs: at chance, or diverged",
         _failure_rows,
         {
-            "scale": SCALE,
             "untrained": number("untrained", "runs at chance, or diverged"),
             "n": number("n", "number of runs"),
             ("low", "high"): number("95% interval", "of the rate (Clopper-Pearson)", ".2f"),
