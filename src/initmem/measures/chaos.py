@@ -36,12 +36,11 @@ def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Row | 
     if not n:
         return row | {"note": f"not measured: {note}"}
     deviation = float(np.sqrt((differences**2).mean() / 2))  # a difference has twice a run's variance
-    main = plain(records)
+    main = plain(records)  # with the runs that were perturbed
     scales = len(levels_of(main))
-    seeds = max(1, len(main) // max(scales, 1))
+    noise_range = expected_range(scales) * deviation / math.sqrt(len(main) // scales)
     row |= {"deviation": deviation, "largest": float(np.abs(differences).max())}
-    row |= {"noise_range": expected_range(scales) * deviation / math.sqrt(seeds)}
-    return row | {"note": note}
+    return row | {"noise_range": noise_range, "note": note}
 
 
 def _pairs(records: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:

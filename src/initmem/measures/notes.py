@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from initmem.errors import count, first_of
 from initmem.intervention import Intervention
 from initmem.measures.design import Analysis, plain
@@ -38,8 +36,8 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             seeds = f"seed{'s' * (len(dropped) > 1)} {', '.join(map(str, dropped))}"
             notes.append(f"left out, because a scale {why}: {seeds}")
     if row.noise_range == 0:
-        alike = "values" if not np.ptp(row.values, axis=0).any() else "differences between scales"
-        notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
+        same = "all seeds gave the same differences between scales"
+        notes.append(f"{same}, so no noise was measured: is the seed used?")
     if analysis.alpha < ALPHA:
         notes.append(
             f"interim analysis {analysis.number}: tested at {100 * analysis.alpha:.2g}%, interval at "
