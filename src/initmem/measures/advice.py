@@ -261,8 +261,7 @@ def power_rows(
         memory, tolerance = memory or MEMORY_PP, tolerance or TOLERANCE_PP
     if memory is None or tolerance is None:
         raise ConfigError(f"power: {metric} is not counted in points (needed: --memory and --tolerance)")
-    pooled = {recipe: pooled_noise(records, metric) for recipe, records in by_recipe(pilot).items()}
-    measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
+    measured = {r: sigma for r, group in by_recipe(pilot).items() if (sigma := pooled_noise(group, metric))}
     scales = len(study.levels)
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):

@@ -172,16 +172,9 @@ def _fit(family: str, name: str, t: Array, elasticity: Array) -> ClockFit:
     others = ~np.eye(n, dtype=bool)
     predicted = [curve(t[i], *_parameters(t[others[i]], elasticity[others[i]])).item() for i in range(n)]
     means = [elasticity[others[i]].mean() for i in range(n)]
-    return ClockFit(
-        family,
-        name,
-        math.exp(log_half),
-        steepness,
-        _rms(elasticity - curve(t, log_half, steepness)),
-        _rms(elasticity - predicted),
-        _rms(elasticity - means),
-        n,
-    )
+    residual, error = _rms(elasticity - curve(t, log_half, steepness)), _rms(elasticity - predicted)
+    of_mean = _rms(elasticity - means)
+    return ClockFit(family, name, math.exp(log_half), steepness, residual, error, of_mean, n)
 
 
 def _parameters(t: Array, elasticity: Array) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -47,15 +48,10 @@ def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     for scale, at in by_level(plain(records)).items():
         recorded = [value for record in at if (value := record.metric(metric)) is not None]
         values = metric_of(metric).factor * np.array(recorded)
-        rows.append(
-            AtScale(
-                scale,
-                float(values.mean()) if len(values) else None,
-                float(values.std(ddof=1)) if len(values) > 1 else None,
-                len(values),
-                sum(record.status == "crashed" for record in at),
-            )
-        )
+        mean = float(values.mean()) if len(values) else None
+        deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+        crashed = sum(record.status == "crashed" for record in at)
+        rows.append(AtScale(scale, mean, deviation, len(values), crashed))
     return rows
 
 
@@ -216,14 +212,12 @@ def chance_limit(record: RunRecord) -> float | None:
     """
     recipe, about = record.run.recipe, record.provenance
     classes, n_test = about.get("classes"), about.get("n_test")
-    if isinstance(recipe, Recipe) and classes is None:
-        try:
-            data = sizes_by_name(recipe)
-        except (ConfigError, DataError):
-            data = None
-        classes, n_test = (data.classes, data.n_test) if data else (None, None)
-    elif not isinstance(recipe, Recipe):
+    if not isinstance(recipe, Recipe):
         classes = recipe.get("classes") or classes
+    elif classes is None:
+        with suppress(ConfigError, DataError):
+            if sizes := sizes_by_name(recipe):
+                classes, n_test = sizes.classes, sizes.n_test
     if not isinstance(classes, int) or classes < 2:
         return None
     chance = 1 / classes
