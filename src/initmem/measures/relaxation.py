@@ -129,7 +129,8 @@ def differences(
     start = Intervention.parse(str(level)).epoch
     end = min((len(run.history[column]) for pair in pairs for run in pair), default=0)
     shown = np.log if column == NORM else lambda values: metric_of(column).factor * values
-    values = [np.subtract(*(shown(run.history[column][start:end]) for run in pair)) for pair in pairs]
+    rows = [[shown(run.history[column][start:end]) for run in pair] for pair in pairs]
+    values = [own - partner for own, partner in rows]
     return np.array(values).reshape(len(pairs), max(end - start, 0)), pairs
 
 
