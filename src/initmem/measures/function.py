@@ -89,8 +89,8 @@ def _stacked(runs: Sequence[Sequence[RunRecord]], name: str) -> NDArray[np.uint1
     return np.array([[record.arrays[name].ravel() for record in row] for row in runs])
 
 
-def _shape(record: RunRecord) -> tuple[int, ...] | None:
-    return record.arrays["predictions"].shape if "predictions" in record.arrays else None
+def _shape(record: RunRecord, name: str = "predictions") -> tuple[int, ...] | None:
+    return record.arrays[name].shape if name in record.arrays else None
 
 
 # -- disagreement -----------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def _over_seeds(apart: Array, estimate: Callable[[Array], float]) -> Limits:
 
 
 def _identified(runs: Sequence[Sequence[RunRecord]]) -> Identified | None:
-    every = [record.arrays.get("initial_predictions") for row in runs for record in row]
-    if len(runs) < 2 or len({None if one is None else one.shape for one in every} - {None}) != 1:
+    shapes = {_shape(record, "initial_predictions") for row in runs for record in row}
+    if len(runs) < 2 or len(shapes) > 1 or None in shapes:
         return None
     initial = _stacked(runs, "initial_predictions")
     return identification(_stacked(runs, "predictions")[:, :, : initial.shape[2]], initial)
