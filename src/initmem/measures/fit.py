@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from initmem.catalog import is_schedule_free
 from initmem.clocks import epoch_rates
 from initmem.errors import count
 from initmem.intervention import Level, level_text
@@ -310,7 +311,7 @@ def has_moving_averages(recipe: AnyRecipe) -> bool:
         and not recipe.is_module
         and recipe.norm == "batch"
         and recipe.batch_statistics == "moving"
-        and not recipe.optimizer.startswith(("schedule-free", "sf-"))  # theirs are always re-estimated
+        and not is_schedule_free(recipe.optimizer)  # theirs are always re-estimated
     )
 
 
