@@ -178,6 +178,7 @@ MEASURES = {
             "alpha": number("alpha", "0: epochs, 1: sum of eta, 2: the SGD clock", ".2f"),
             ("low", "high"): number("95% interval", "of alpha, from seeds", ".2f"),
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
+            "n_curves": number("curves", "number of batch sizes", priority=5),
             "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
         },
         of="curve",

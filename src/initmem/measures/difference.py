@@ -171,6 +171,8 @@ MEASURES = {
             "p": number("p", "of no difference", ".2g", priority=2),
             "p_adjusted": number("p (adjusted)", "for the number of pairs", ".2g", priority=7),
             "method": Column("method", "text", "how the interval was found", priority=8),
+            "n_scales": number("scales", "number of scales that both recipes have", priority=6),
+            "n_seeds": number("seeds", "number of seeds that both recipes have", priority=5),
         },
         options=("adjust", "analyses"),
         of="effect",
