@@ -101,8 +101,7 @@ def _pooled(records: Sequence[RunRecord], metric: str) -> Row | None:
         return None
     total = sum(float(((values - values.mean()) ** 2).sum()) for values in usable)
     low, high = (math.sqrt(total / float(chdtri(freedom, tail))) for tail in (0.025, 0.975))
-    row: Row = {"deviation": math.sqrt(total / freedom), "low": low, "high": high}
-    return row | {"share": math.nan, "n": sum(map(len, usable))}
+    return {"deviation": math.sqrt(total / freedom), "low": low, "high": high, "n": sum(map(len, usable))}
 
 
 # -- tables -----------------------------------------------------------------------------------------------
