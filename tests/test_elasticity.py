@@ -35,7 +35,7 @@ def recipes(rng: np.random.Generator, family: str = "adaptive", truth: str = "ad
             clocks = {name: 700 * rate if name == truth else 7 * rng.random() for name in ("adaptive", "l2")}
             elasticity = 1 / (1 + (clocks[truth] / 2) ** 0.8) + 0.02 * rng.standard_normal()
             recipe = Recipe(optimizer="adam", width=width, learning_rate=rate)
-            made.append(Observed(str(len(made)), (family,), recipe, elasticity, clocks, 8))
+            made.append(Observed((family,), recipe, elasticity, clocks, 8))
     return made
 
 

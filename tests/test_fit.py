@@ -228,7 +228,8 @@ def test_user_code_without_a_train_metric_is_told() -> None:
 
 def test_measures_over_time_name_the_epochs_that_they_leave_out() -> None:
     from initmem.measures.beta import beta_curve
-    from initmem.measures.fit import cold_notes
+    from initmem.measures.design import shared_notes
+    from initmem.measures.fit import cold_remarks
 
     cold = [moving(scale, seed) for seed in range(3) for scale in SCALES]
     warm = [moving(scale, seed, batch_statistics="re-estimated") for seed in range(3) for scale in SCALES]
@@ -236,7 +237,7 @@ def test_measures_over_time_name_the_epochs_that_they_leave_out() -> None:
     assert left_out.tolist() == [True] * 12 + [False] * 28  # 848 updates of 68 an epoch, at scale 0.1
     assert not np.isnan(beta_curve(warm).beta).any()
     assert np.array_equal(beta_curve(cold).beta[12:], beta_curve(warm).beta[12:])
-    (line,) = cold_notes({"cold": cold, "warm": warm})
+    (line,) = shared_notes([("cold", cold_remarks(cold)), ("warm", cold_remarks(warm))])
     assert line.startswith("cold: epochs 1 to 12 are left out")
 
 

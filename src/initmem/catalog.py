@@ -224,6 +224,12 @@ def steps_of(optimizer: str) -> Steps | None:
     return None if row is None else row.steps
 
 
+def is_schedule_free(optimizer: str) -> bool:
+    """Whether an optimizer also trains an average of the weights, at which it is evaluated."""
+    row = OPTIMIZERS.get(optimizer)
+    return row is not None and row.rule.startswith("ScheduleFree")
+
+
 def defaults_of(model: object, optimizer: object) -> dict[str, Any]:
     """The defaults of a recipe that depend on its network and its optimizer."""
     network, rule = NETWORKS.get(str(model), NetworkRow()), OPTIMIZERS.get(str(optimizer))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from initmem.catalog import INTERVENTIONS, OPTIMIZERS, InterventionRow
+from initmem.catalog import INTERVENTIONS, InterventionRow, is_schedule_free
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.register import interventions
@@ -108,7 +108,7 @@ def checked(text: str, recipe: AnyRecipe) -> str:
         problem = "of user code (allowed: bundled networks; mix=VALUE:FILE takes a checkpoint)"
     elif one.word == "warm" and recipe.get("patience"):
         problem = f"with patience = {recipe.get('patience')} (what it begins from trains to the last epoch)"
-    elif isinstance(recipe, Recipe) and one.epoch and _averages(recipe):
+    elif isinstance(recipe, Recipe) and one.epoch and is_schedule_free(recipe.optimizer):
         average = "it also trains an average of the weights"
         problem = f"with optimizer = {recipe.optimizer!r} ({average}; allowed: before training)"
     if problem:
@@ -142,11 +142,6 @@ def check_epoch(text: str, one: Intervention, recipe: AnyRecipe) -> None:
         raise ConfigError(
             f"intervention {text!r}: the recipe has {epochs} epochs (allowed: @1 to @{epochs - 1})"
         )
-
-
-def _averages(recipe: Recipe) -> bool:
-    rule = OPTIMIZERS.get(recipe.optimizer)
-    return rule is not None and rule.rule.startswith("ScheduleFree")
 
 
 def _with_digest(text: str, target: str) -> str:

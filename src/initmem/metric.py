@@ -55,12 +55,12 @@ class Metric(NamedTuple):
         return own or self.name.startswith(("test_", "val_"))
 
 
-def _accuracy(name: str) -> Metric:
-    return Metric(name, "pp", (0.0, 100.0), "higher", f"{name.replace('_', ' ')} (%)")
-
-
-def _other(name: str) -> Metric:
-    return Metric(name, better=_direction(name), title=name.replace("_", " "))
+def _by_name(name: str) -> Metric:
+    """An accuracy, or a metric that has no unit."""
+    title = name.replace("_", " ")
+    if any(word.endswith("accuracy") for word in re.split(r"[\W_]+", name)):
+        return Metric(name, "pp", (0.0, 100.0), "higher", f"{title} (%)")
+    return Metric(name, better=_direction(name), title=title)
 
 
 HIGHER = {
@@ -93,11 +93,9 @@ def _direction(name: str) -> Literal["higher", "lower"] | None:
 
 
 # The names with a meaning: what bundled networks record, and the losses of user code, which defines them.
-_ACCURACIES = (
+_NAMES = (
     *("test_accuracy", "val_accuracy", "train_accuracy"),
     *("val_accuracy_best", "val_accuracy_interp", "val_accuracy_last", "train_accuracy_last"),
-)
-_OTHERS = (
     *("epochs", "updates", "tau_best", "tau_interp", "learning_rate", "seconds"),
     *("test_loss", "test_cross_entropy", "test_objective"),
     *("val_loss", "val_cross_entropy", "val_objective"),
@@ -108,8 +106,7 @@ _OTHERS = (
 METRICS = {
     metric.name: metric
     for metric in (
-        *map(_accuracy, _ACCURACIES),
-        *map(_other, _OTHERS),
+        *map(_by_name, _NAMES),
         Metric("repair_gap", "pp", (-100.0, 100.0), "higher", "repair gap (pp)"),
         Metric("norm_best", title="Frobenius norm of the kernels"),
         Metric("alignment", bounds=(-1.0, 1.0), better="higher", title="alignment with the initialization"),
@@ -119,10 +116,7 @@ METRICS = {
 
 def metric_of(name: str) -> Metric:
     """A metric by its name; one that user code defines is an accuracy or has no unit."""
-    if name in METRICS:
-        return METRICS[name]
-    words = re.split(r"[\W_]+", name)
-    return _accuracy(name) if any(word.endswith("accuracy") for word in words) else _other(name)
+    return METRICS.get(name) or _by_name(name)
 
 
 def metric_title(name: str) -> str:

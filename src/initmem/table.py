@@ -186,7 +186,10 @@ def flat(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def table_of(
     title: str, rows: Sequence[Mapping[str, Any]], columns: Columns, notes: Sequence[str] = ()
 ) -> Table:
-    """A table of rows with equal keys; a key that has no column here gets a plain one, the first to leave."""
+    """A table of rows with equal keys; a key that has no column here gets a plain one, the first to leave.
+
+    Keys such as `n_seeds` need none: they are numbers of something.
+    """
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict | list)] if rows else []
     heads = {key: column for key, column in columns.items() if set(_parts(key)) <= set(keys)}
     described = {part for key in columns for part in _parts(key)}
@@ -215,5 +218,8 @@ def _cell_of(row: Mapping[str, Any], key: Key, column: Column) -> Cell:
 
 
 def _plain_column(key: str, rows: Sequence[Mapping[str, Any]]) -> Column:
+    title = key.removeprefix("n_").replace("_", " ")
+    if key.startswith("n_"):
+        return number(title, f"number of {title}", priority=99)
     text = any(isinstance(row[key], str | bool) for row in rows)
-    return Column(key.replace("_", " "), "text" if text else "number", priority=99)
+    return Column(title, "text" if text else "number", priority=99)

@@ -22,7 +22,7 @@ from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
 from initmem.errors import ConfigError, allowed
 from initmem.measures.design import Row, by_recipe, default_metric, plain, profile
 from initmem.measures.memory import Memory, memory_table
-from initmem.measures.statistics import TOLERANCE_PP, noise_of, spreads
+from initmem.measures.statistics import ALPHA, POWER, TOLERANCE_PP, noise_of, spreads
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
@@ -236,7 +236,6 @@ def _factors(recipe: AnyRecipe, family: str, ratio: float) -> dict[str, float]:
 
 # -- power ------------------------------------------------------------------------------------------------
 
-POWER = 0.8
 MEMORY_PP = 5.0
 SEEDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100)
 STUDIES = 500
@@ -261,8 +260,7 @@ def power_rows(
         memory, tolerance = memory or MEMORY_PP, tolerance or TOLERANCE_PP
     if memory is None or tolerance is None:
         raise ConfigError(f"power: {metric} is not counted in points (needed: --memory and --tolerance)")
-    pooled = {recipe: pooled_noise(records, metric) for recipe, records in by_recipe(pilot).items()}
-    measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
+    measured = {r: sigma for r, group in by_recipe(pilot).items() if (sigma := pooled_noise(group, metric))}
     scales = len(study.levels)
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
@@ -312,7 +310,7 @@ def rates(scales: int, seeds: int, ratio: float) -> tuple[float, float]:
     if min(scales, seeds) < 2:
         return 0.0, 0.0
     noise = np.random.default_rng([scales, seeds]).standard_normal((STUDIES, seeds, scales))
-    significant = spreads(noise + np.linspace(0, ratio, scales)).p <= 0.05
+    significant = spreads(noise + np.linspace(0, ratio, scales)).p <= ALPHA
     return float(significant.mean()), float((spreads(noise).high <= ratio).mean())
 
 

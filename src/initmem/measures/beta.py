@@ -6,25 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
-from initmem.measures.design import (
-    Groups,
-    Measure,
-    Row,
-    curves,
-    followed_metric,
-    of_scales,
-    own_clock,
-    plain,
-)
+from initmem.measures.design import Measure, Row, curves, followed_metric, of_scales, own_clock, plain
 from initmem.measures.fit import cold_until
-from initmem.measures.statistics import critical, student
+from initmem.measures.statistics import Array, critical, student
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
+from initmem.table import Column, number
 
 
 class BetaCurve(NamedTuple):
@@ -38,6 +26,8 @@ class BetaCurve(NamedTuple):
     clocks: dict[str, Array]  # cumulative clocks at the end of each epoch, means over runs
     band_low: Array  # for all epochs at once
     band_high: Array
+    own: Array  # slopes of the seeds, (seed, epoch)
+    seeds: Array
 
 
 class HalfLife(NamedTuple):
@@ -54,7 +44,7 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
 
     It ends where the first run was stopped early: later slopes would be those of fewer scales and seeds.
     """
-    values, scales, _ = _common(records, metric)
+    values, scales, seeds = _common(records, metric)
     sums = _sums(values, scales)  # (5, seed, epoch)
     beta, own = _slope(sums.sum(axis=1)), _seed_slopes(sums)
     n, epochs = own.shape
@@ -71,13 +61,9 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
         clocks=ticks,
         band_low=beta - band,
         band_high=beta + band,
+        own=own,
+        seeds=seeds,
     )
-
-
-def seed_slopes(records: Sequence[RunRecord], metric: str = "val_accuracy") -> tuple[Array, Array]:
-    """The slope of every seed at every epoch, shape (seed, epoch), and the numbers of the seeds."""
-    values, scales, seeds = _common(records, metric)
-    return _seed_slopes(_sums(values, scales)), seeds
 
 
 def _common(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
@@ -109,14 +95,13 @@ def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> li
     curve = beta_curve(records, metric)
     if not np.isfinite(curve.beta).any():
         return []
-    own, _ = seed_slopes(records, metric)
     clock = own_clock(plain(records))
     lives = []
     axes = {"epochs": curve.epochs, "updates": _mean_over_runs(records, "updates")}
     for unit, axis in (axes | ({clock: curve.clocks[clock]} if clock else {})).items():
         if len(axis) != len(curve.beta) or not (np.diff(axis) > 0).all():
             continue  # not recorded, or a clock that stands still
-        low, high = half_life_limits(curve.beta, own, axis)
+        low, high = half_life_limits(curve.beta, curve.own, axis)
         lives.append(HalfLife(unit, half_life(curve.beta, axis), low, high))
     return lives
 
@@ -225,39 +210,31 @@ def _mean_over_runs(records: Sequence[RunRecord], column: str) -> Array:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _beta_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = []
-    for label, records in groups.items():
-        name = followed_metric(records, metric)
-        curve = beta_curve(records, name)
-        peak = _peak(curve.beta)
-        if peak is None:
-            continue
-        lines = ("beta", "low", "high", "band_low", "band_high")
-        clocks = {f"clock_{clock}": ticks.tolist() for clock, ticks in curve.clocks.items()}
-        rows.append(
-            {
-                "recipe": label,
-                "metric": name,
-                "peak_epoch": peak + 1,
-                "peak": float(curve.beta[peak]),
-                "last_epoch": len(curve.beta),
-                "last": float(curve.beta[-1]),
-                "low": float(curve.low[-1]),
-                "high": float(curve.high[-1]),
-                "n_runs": curve.n_runs,
-                "curve": {line: getattr(curve, line).tolist() for line in lines} | clocks,
-            }
-        )
-    return rows
+def _beta_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    name = followed_metric(records, metric)
+    curve = beta_curve(records, name)
+    peak = _peak(curve.beta)
+    if peak is None:
+        return []
+    lines = ("beta", "low", "high", "band_low", "band_high")
+    clocks = {f"clock_{clock}": ticks.tolist() for clock, ticks in curve.clocks.items()}
+    row: Row = {
+        "metric": name,
+        "peak_epoch": peak + 1,
+        "peak": float(curve.beta[peak]),
+        "last_epoch": len(curve.beta),
+        "last": float(curve.beta[-1]),
+        "low": float(curve.low[-1]),
+        "high": float(curve.high[-1]),
+        "n_runs": curve.n_runs,
+        "curve": {line: getattr(curve, line).tolist() for line in lines} | clocks,
+    }
+    return [row]
 
 
-def _half_life_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows: list[Row] = []
-    for label, records in groups.items():
-        name = followed_metric(records, metric)
-        rows += [{"recipe": label, "metric": name} | one._asdict() for one in half_lives(records, name)]
-    return rows
+def _half_life_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    name = followed_metric(records, metric)
+    return [{"metric": name} | one._asdict() for one in half_lives(records, name)]
 
 
 METRIC = Column("metric", "text", "followed over epochs", priority=3)
@@ -266,14 +243,12 @@ MEASURES = {
         "Slope of the metric on the initialization scale",
         _beta_rows,
         {
-            "recipe": RECIPE,
             "metric": METRIC,
             "peak": number("peak", "slope of the largest size over training", ".3g"),
             "peak_epoch": number("peak epoch", "when it was reached", priority=4),
             "last": number("last", "slope at the last epoch", ".3g"),
             ("low", "high"): number("95% interval", "of the slope at the last epoch", ".3g"),
             "last_epoch": number("epochs", "until the first run ended", priority=6),
-            "n_runs": number("runs", "number of runs behind the row", priority=5),
         },
         of="curve",
     ),
@@ -281,7 +256,6 @@ MEASURES = {
         "Half-life of the slope on the scale",
         _half_life_rows,
         {
-            "recipe": RECIPE,
             "metric": METRIC,
             "unit": Column("unit", "text", "epochs, updates, or the clock of the recipe's family"),
             "value": number("half-life", "until |slope| stays below half its peak; empty: never", ".4g"),

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from initmem.intervention import Level
-from initmem.measures.design import Groups, Measure, Row, levels_of, plain
+from initmem.measures.design import Measure, Row, by_level, levels_of, plain
 from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
 from initmem.record import RunRecord
 from initmem.seeds import ROLES, Role
-from initmem.table import RECIPE, Column, number
+from initmem.table import Column, number
 
 
 def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Row | None:
@@ -37,12 +36,11 @@ def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Row | 
     if not n:
         return row | {"note": f"not measured: {note}"}
     deviation = float(np.sqrt((differences**2).mean() / 2))  # a difference has twice a run's variance
-    main = plain(records)
+    main = plain(records)  # with the runs that were perturbed
     scales = len(levels_of(main))
-    seeds = max(1, len(main) // max(scales, 1))
+    noise_range = expected_range(scales) * deviation / math.sqrt(len(main) // scales)
     row |= {"deviation": deviation, "largest": float(np.abs(differences).max())}
-    row |= {"noise_range": expected_range(scales) * deviation / math.sqrt(seeds)}
-    return row | {"note": note}
+    return row | {"noise_range": noise_range, "note": note}
 
 
 def _pairs(records: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
@@ -72,21 +70,13 @@ def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -
     The runs that vary one role share the first seed for the others; that run belongs to every role. A share
     is one of the variance of whole seeds (`all`); shares add up to 1 when roles do not interact.
     """
-    factor = metric_of(metric).factor
-    measured = [(r, factor * value) for r in records if (value := r.metric(metric)) is not None]
-    main = {record.id for record in plain(records)}
-    varied = {record.id: role for record in records if (role := _varied_role(record)) is not None}
-    first = min((record.run.seed for record in records if record.id in varied), default=None)
-    groups: dict[str, dict[Level, list[float]]] = {"all": {}}
-    base = {r.run.level: value for r, value in measured if r.id in main and r.run.seed == first}
-    for record, value in measured:
-        scale = record.run.level
-        if record.id in main:
-            groups["all"].setdefault(scale, []).append(value)
-        elif record.id in varied:
-            at = groups.setdefault(varied[record.id], {})
-            at.setdefault(scale, [base[scale]] if scale in base else []).append(value)
-    pooled = {name: row for name in ("all", *ROLES) if (row := _pooled(groups.get(name, {})))}
+    main = plain(records)
+    ids = {record.id for record in main}
+    varied = {role: [r for r in records if _varied_role(r) == role and r.id not in ids] for role in ROLES}
+    first = min((record.run.seed for runs in varied.values() for record in runs), default=None)
+    shared = [record for record in main if record.run.seed == first]
+    groups = {"all": main} | {role: [*shared, *runs] for role, runs in varied.items() if runs}
+    pooled = {name: row for name, runs in groups.items() if (row := _pooled(runs, metric))}
     whole = pooled["all"]["deviation"] ** 2 if "all" in pooled else 0.0
     shares = {name: row["deviation"] ** 2 / whole if whole else math.nan for name, row in pooled.items()}
     return [{"role": name} | row | {"share": shares[name]} for name, row in pooled.items()]
@@ -98,35 +88,33 @@ def _varied_role(record: RunRecord) -> Role | None:
     return pins[0][0] if single else None
 
 
-def _pooled(group: dict[Level, list[float]]) -> Row | None:
+def _pooled(records: Sequence[RunRecord], metric: str) -> Row | None:
     """The standard deviation pooled over scales, its 95% limits (normal noise), and the number of values."""
     from scipy.special import chdtri
 
-    usable = [np.array(values) for values in group.values() if len(values) > 1]
+    factor = metric_of(metric).factor
+    recorded = [[r.metric(metric) for r in at] for at in by_level(records).values()]
+    at_scales = (factor * np.array([x for x in values if x is not None]) for values in recorded)
+    usable = [values for values in at_scales if len(values) > 1]
     freedom = sum(len(values) - 1 for values in usable)
     if freedom == 0:
         return None
     total = sum(float(((values - values.mean()) ** 2).sum()) for values in usable)
     low, high = (math.sqrt(total / float(chdtri(freedom, tail))) for tail in (0.025, 0.975))
-    row: Row = {"deviation": math.sqrt(total / freedom), "low": low, "high": high}
-    return row | {"share": math.nan, "n": sum(map(len, usable))}
+    return {"deviation": math.sqrt(total / freedom), "low": low, "high": high, "n": sum(map(len, usable))}
 
 
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _chaos_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = ((label, chaos(records, metric or "test_accuracy")) for label, records in groups.items())
-    return [{"recipe": label} | row for label, row in rows if row is not None]
+def _chaos_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    row = chaos(records, metric or "test_accuracy")
+    return [] if row is None else [row]
 
 
-def _seed_rows(groups: Groups, metric: str | None) -> list[Row]:
+def _seed_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
     name = metric or "test_accuracy"
-    return [
-        {"recipe": label} | row | {"unit": metric_of(name).unit}
-        for label, records in groups.items()
-        for row in seed_variance(records, name)
-    ]
+    return [row | {"unit": metric_of(name).unit} for row in seed_variance(records, name)]
 
 
 MEASURES = {
@@ -134,7 +122,6 @@ MEASURES = {
         "Chaos: how far a run moves when weights are perturbed",
         _chaos_rows,
         {
-            "recipe": RECIPE,
             "metric": Column("metric", "text", "what is compared", priority=2),
             "deviation": number("deviation", "standard deviation of a run due to chaos", ".2f~"),
             "largest": number("largest", "largest difference within a pair", ".2f~"),
@@ -147,7 +134,6 @@ MEASURES = {
         "Standard deviation by seed role",
         _seed_rows,
         {
-            "recipe": RECIPE,
             "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
             "deviation": number("deviation", "standard deviation over seeds", ".2f~"),
             ("low", "high"): number("95% interval", "of the deviation", ".2f~"),

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.labels import labels
-from initmem.measures.beta import beta_curve, seed_slopes
+from initmem.measures.beta import beta_curve
 from initmem.measures.design import Groups, Measure, Row, followed_metric
-from initmem.measures.statistics import Limits, jackknife
+from initmem.measures.statistics import Array, Limits, jackknife
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.table import Column, number
 
-Array = NDArray[np.float64]
 LEVELS = 40  # of |beta|, evenly in its logarithm
 CLEAR = 2.0  # standard errors by which a curve has to start above a level and end below it
 SHARED = 3  # levels that have to be shared
@@ -48,9 +47,7 @@ class Collapse(NamedTuple):
         if self.low is None or self.high is None:
             return "cannot tell: one seed gives no interval"
         inside = [name for alpha, name in NAMED.items() if self.low <= alpha <= self.high]
-        return (
-            f"consistent with {', '.join(inside)}" if inside else "consistent with none of the named clocks"
-        )
+        return f"consistent with {', '.join(inside) or 'none of the named clocks'}"
 
 
 class _Fading(NamedTuple):
@@ -85,12 +82,11 @@ def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy"
 
 def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading] | None:
     """The decays of all recipes, over the seeds that they share; None where a clock was not recorded."""
-    slopes = [seed_slopes(records, metric) for records in groups]
-    shared = set.intersection(*(set(seeds.tolist()) for _, seeds in slopes)) if slopes else set()
+    curves = [beta_curve(records, metric) for records in groups]
+    shared = set.intersection(*(set(curve.seeds.tolist()) for curve in curves))
     fadings = []
-    for records, (own, seeds) in zip(groups, slopes, strict=True):
-        own = own[np.isin(seeds, list(shared))]
-        time = beta_curve(records, metric).clocks["adaptive"]
+    for curve in curves:
+        own, time = curve.own[np.isin(curve.seeds, list(shared))], curve.clocks["adaptive"]
         finite = np.asarray(np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool))
         if len(time) != len(finite) or finite.sum() < 2 or not (np.diff(time[finite]) > 0).all():
             return None
@@ -115,15 +111,10 @@ def regress(fadings: Sequence[_Fading], log_sizes: Array) -> tuple[Limits | None
     passing = _passing(fadings, levels, slice(None))
     used = np.flatnonzero(np.isfinite(passing).sum(axis=0) >= 2)
     estimate = _solve(passing[:, used], log_sizes)
-    if estimate is None or len(used) < SHARED:
+    if math.isnan(estimate) or len(used) < SHARED:
         return None, len(used)
-
-    def slope(kept: NDArray[np.intp]) -> float:
-        solved = _solve(_passing(fadings, levels[used], kept), log_sizes)
-        return math.nan if solved is None else solved
-
     n = len(fadings[0].own)
-    _, low, high = jackknife(slope, n)
+    _, low, high = jackknife(lambda kept: _solve(_passing(fadings, levels[used], kept), log_sizes), n)
     if n < 2 or low is None or high is None:
         return (Limits(estimate, None, None) if n < 2 else None), len(used)
     # Interpolation between epochs leaves half an epoch open.
@@ -156,14 +147,14 @@ def _passing(fadings: Sequence[_Fading], levels: Array, kept: NDArray[np.intp] |
     return table
 
 
-def _solve(passing: Array, log_sizes: Array) -> float | None:
-    """The least-squares slope of the log times within levels; None where no level is shared."""
+def _solve(passing: Array, log_sizes: Array) -> float:
+    """The least-squares slope of the log times within levels; NaN where no level is shared."""
     there = np.isfinite(passing) & (np.isfinite(passing).sum(axis=0) >= 2)  # (curve, level)
     n = np.maximum(there.sum(axis=0), 1)
     x, y = (np.where(there, side, 0.0) for side in (log_sizes[:, None], passing))
     x, y = (np.where(there, side - side.sum(axis=0) / n, 0.0) for side in (x, y))
     spread = float((x * x).sum())
-    return float((x * y).sum()) / spread if spread > 1e-18 else None
+    return float((x * y).sum()) / spread if spread > 1e-18 else math.nan
 
 
 # -- table ------------------------------------------------------------------------------------------------
@@ -191,5 +182,6 @@ MEASURES = {
             "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
         },
         of="curve",
+        together=True,
     )
 }

@@ -15,28 +15,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from initmem.clocks import family_of
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, allowed, first_of
 from initmem.intervention import Level, level_order
 from initmem.labels import labels
-from initmem.measures.statistics import ALPHA
+from initmem.measures.statistics import ALPHA, Array
 from initmem.metric import DERIVED, METRICS, metric_of
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
+from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.study import Study
-from initmem.table import Columns, number
+from initmem.table import Columns
 
-Array = NDArray[np.float64]
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
-
-SCALE = number("scale", "initialization scale, or intervention", "g")
+Remarks = Callable[[Sequence[RunRecord]], list[str]]  # on the records of one recipe
 
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = tuple(
@@ -48,9 +46,10 @@ CURVES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A table of `initmem measure`: rows of plain values, and the columns that describe their keys.
+    """A table of `initmem measure`: rows of plain values, and their columns, but for `recipe` and `scale`.
 
-    `rows` takes the records of every recipe, a metric or None, and as keywords the options it names.
+    `rows` takes the records of one recipe, or by label those of all, a metric or None, and as keywords the
+    options it names.
     """
 
     title: str
@@ -60,12 +59,20 @@ class Measure:
     # runs; the effect of the scale, which recipes that never used it do not have; a slope on it, which
     # interventions do not have either; a curve of slopes over time, without cold epochs
     of: Literal["runs", "effect", "slope", "curve"] = "runs"
-    remarks: Callable[[Groups], list[str]] = lambda groups: []  # what else is left out
+    remarks: Remarks = lambda records: []  # what else is left out of a recipe
+    together: bool = False  # `rows` takes the records of all recipes
 
     @property
     def numeric(self) -> bool:
         """Whether it is asked of scales only, as slopes are."""
         return self.of in ("slope", "curve")
+
+    def rows_of(self, groups: Groups, metric: str | None, **options: Any) -> list[Row]:
+        """The rows of all recipes."""
+        if self.together:
+            return self.rows(groups, metric, **options)
+        rows = ((label, self.rows(records, metric, **options)) for label, records in groups.items())
+        return [{"recipe": label} | row for label, of_recipe in rows for row in of_recipe]
 
 
 # -- records ----------------------------------------------------------------------------------------------
@@ -103,22 +110,22 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in unperturbed if record.run.pins == usual]
 
 
-def unrecorded(groups: Groups, array: str, what: str) -> list[str]:
-    """Recipes with runs that did not record an array: a line for each number of these, with its recipes."""
-    labels: dict[tuple[int, int], list[str]] = {}
-    for label, records in groups.items():
-        missing = [array not in record.arrays for record in plain(records)]
-        labels.setdefault((sum(missing), len(missing)), []).append(label)
+def shared_notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """The notes on recipes, each once, after the labels of those it is about if these are not all."""
+    about: dict[str, list[str]] = {}
+    for label, of_recipe in notes:
+        for note in of_recipe:
+            about.setdefault(note, []).append(label)
     return [
-        f"{', '.join(names)}: {what} not recorded in {missing} of {runs} runs"
-        for (missing, runs), names in labels.items()
-        if missing
+        note if len(labels) == len(notes) else f"{first_of(labels, 2, ', ')}: {note}"
+        for note, labels in about.items()
     ]
 
 
-def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of bundled networks: of user code only what was declared is known."""
-    return [record for record in records if isinstance(record.run.recipe, Recipe)]
+def unrecorded(records: Sequence[RunRecord], array: str, what: str) -> list[str]:
+    """In how many runs of a recipe an array was not recorded, if in any."""
+    missing = [array not in record.arrays for record in plain(records)]
+    return [f"{what} not recorded in {sum(missing)} of {len(missing)} runs"] if any(missing) else []
 
 
 def of_scales(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -164,21 +171,17 @@ def complete(records: Sequence[RunRecord], levels: Sequence[Level] | None = None
 
 def by_level(records: Sequence[RunRecord]) -> dict[Level, list[RunRecord]]:
     """Records by initialization scale, in ascending order, or by intervention."""
-    groups: dict[Level, list[RunRecord]] = {}
-    for record in sorted(records, key=lambda record: level_order(record.run.level)):
-        groups.setdefault(record.run.level, []).append(record)
-    return groups
+    ordered = sorted(records, key=lambda record: level_order(record.run.level))
+    return {level: list(at) for level, at in groupby(ordered, key=lambda record: record.run.level)}
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The values of one metric for one recipe, (seed, level): seeds with a finite value at every level."""
 
-    recipe: AnyRecipe
-    metric: str
     scales: tuple[Level, ...]  # or interventions
     seeds: tuple[int, ...]
-    values: NDArray[np.float64]
+    values: Array
     dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
 
 
@@ -192,8 +195,6 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     seeds = tuple(row[0].run.seed for row in rows)
     values = np.array([[record.metric(metric) for record in row] for row in rows], dtype=float)
     return Profile(
-        recipe=records[0].run.recipe,
-        metric=metric,
         scales=tuple(scales),
         seeds=seeds,
         values=metric_of(metric).factor * values.reshape(len(seeds), len(scales)),
@@ -283,9 +284,8 @@ def schedule(seeds: int, most: int) -> tuple[int, ...]:
     """Numbers of seeds at which to analyze: from five, or what is there, doubling up to `most`."""
     planned = [max(seeds, min(FIRST_ANALYSIS, most))]
     while planned[-1] < most:
-        planned.append(
-            2 * planned[-1] if 8 * planned[-1] <= 3 * most else most
-        )  # no last step of a few seeds
+        # No last step of a few seeds.
+        planned.append(2 * planned[-1] if 8 * planned[-1] <= 3 * most else most)
     return tuple(planned)
 
 

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from initmem.measures.design import Analyses, Groups, Measure, Row, default_metric, profile
-from initmem.measures.statistics import ALPHA, Spread, adjusted, spreads, student
+from initmem.measures.statistics import ALPHA, Array, Spread, adjusted, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.table import Column, number
-
-Array = NDArray[np.float64]
 
 
 class Compared(NamedTuple):
@@ -178,5 +176,6 @@ MEASURES = {
         },
         options=("adjust", "analyses"),
         of="effect",
+        together=True,
     )
 }

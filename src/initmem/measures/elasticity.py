@@ -28,12 +28,10 @@ from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, effective_clocks, family_of, is_adaptive
 from initmem.measures.design import Analyses, Groups, Measure, Row, levels_of, of_scales, plain, unrecorded
-from initmem.measures.statistics import ALPHA, jackknife, mean_over_seeds
+from initmem.measures.statistics import ALPHA, Array, jackknife, mean_over_seeds
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
+from initmem.table import Column, number
 
 FEWEST = 4  # recipes of a family that a fit needs: a curve has two parameters
 STEEPEST = 8.0
@@ -89,7 +87,6 @@ def elasticity_of(rows: Sequence[tuple[int, float, float]], *, alpha: float = AL
 class Observed(NamedTuple):
     """One recipe: its elasticity, and its clocks at the selected epoch."""
 
-    label: str
     families: tuple[str, ...]  # the narrowest first
     recipe: AnyRecipe
     elasticity: float
@@ -117,15 +114,13 @@ class ClockFit(NamedTuple):
 def observed(groups: Groups) -> list[Observed]:
     """The elasticity and the clocks of every recipe for which both were recorded."""
     recipes = []
-    for label, records in groups.items():
+    for records in groups.values():
         recipe, elasticity = records[0].run.recipe, norm_elasticity(records)
         family = family_of(recipe)
         if elasticity is not None and family is not None:
             families = (family,) if is_adaptive(str(recipe.get("optimizer"))) else (family, "sgd+l2")
             clocks = selected_clocks(records)
-            recipes.append(
-                Observed(label, families, recipe, elasticity.elasticity, clocks, elasticity.n_runs)
-            )
+            recipes.append(Observed(families, recipe, elasticity.elasticity, clocks, elasticity.n_runs))
     return recipes
 
 
@@ -157,12 +152,9 @@ def clock_fits(recipes: Sequence[Observed]) -> list[ClockFit]:
             continue
         fitted.append(members)
         elasticities = np.array([one.elasticity for one in members])
-        of_family = []
-        for name in names:
-            if all(name in one.clocks for one in members):
-                t = np.log([one.clocks[name] for one in members])
-                if np.ptp(t) > 0:
-                    of_family.append(_fit(family, name, t, elasticities))
+        recorded = [name for name in names if all(name in one.clocks for one in members)]
+        times = {name: np.log([one.clocks[name] for one in members]) for name in recorded}
+        of_family = [_fit(family, name, t, elasticities) for name, t in times.items() if np.ptp(t) > 0]
         fits += sorted(of_family, key=lambda fit: fit.error)
     return fits
 
@@ -180,16 +172,9 @@ def _fit(family: str, name: str, t: Array, elasticity: Array) -> ClockFit:
     others = ~np.eye(n, dtype=bool)
     predicted = [curve(t[i], *_parameters(t[others[i]], elasticity[others[i]])).item() for i in range(n)]
     means = [elasticity[others[i]].mean() for i in range(n)]
-    return ClockFit(
-        family,
-        name,
-        math.exp(log_half),
-        steepness,
-        _rms(elasticity - curve(t, log_half, steepness)),
-        _rms(elasticity - predicted),
-        _rms(elasticity - means),
-        n,
-    )
+    residual, error = _rms(elasticity - curve(t, log_half, steepness)), _rms(elasticity - predicted)
+    of_mean = _rms(elasticity - means)
+    return ClockFit(family, name, math.exp(log_half), steepness, residual, error, of_mean, n)
 
 
 def _parameters(t: Array, elasticity: Array) -> tuple[float, float]:
@@ -282,12 +267,9 @@ def _is_scaled(norms: Sequence[tuple[int, float, float]]) -> bool:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _elasticity_rows(groups: Groups, metric: str | None, *, analyses: Analyses) -> list[Row]:
-    rows = []
-    for label, records in groups.items():
-        elasticity = norm_elasticity(records, alpha=analyses[records[0].run.recipe].alpha)
-        rows += [{"recipe": label} | elasticity._asdict()] if elasticity is not None else []
-    return rows
+def _elasticity_rows(records: Sequence[RunRecord], metric: str | None, *, analyses: Analyses) -> list[Row]:
+    elasticity = norm_elasticity(records, alpha=analyses[records[0].run.recipe].alpha)
+    return [] if elasticity is None else [elasticity._asdict()]
 
 
 def _clock_rows(groups: Groups, metric: str | None) -> list[Row]:
@@ -295,12 +277,8 @@ def _clock_rows(groups: Groups, metric: str | None) -> list[Row]:
     return [fit._asdict() for fit in clock_fits(observed(groups))]
 
 
-def _layer_rows(groups: Groups, metric: str | None, *, analyses: Analyses) -> list[Row]:
-    return [
-        {"recipe": label} | row
-        for label, records in groups.items()
-        for row in layer_rows(records, analyses[records[0].run.recipe].alpha)
-    ]
+def _layer_rows(records: Sequence[RunRecord], metric: str | None, *, analyses: Analyses) -> list[Row]:
+    return layer_rows(records, analyses[records[0].run.recipe].alpha)
 
 
 MEASURES = {
@@ -315,19 +293,16 @@ MEASURES = {
             "residual": number("residual", "root mean square of the fit", ".3f", priority=3),
             "half": number("half", "clock that leaves half of the elasticity", ".3g", priority=1),
             "steepness": number("steepness", "of the curve, in log clock", ".2g", priority=4),
-            "n_recipes": number("recipes", "number of recipes behind the row", priority=2),
         },
         of="slope",
+        together=True,
     ),
     "radial": Measure(
         "Norm elasticity: how the norm of the selected weights depends on the initial one",
         _elasticity_rows,
         {
-            "recipe": RECIPE,
             "elasticity": number("elasticity", "1: the norm is carried over; 0: forgotten", ".3f"),
             ("low", "high"): number("95% interval", "of the elasticity", ".3f"),
-            "n_runs": number("runs", "number of runs behind the row", priority=5),
-            "n_seeds": number("seeds", "number of seeds", priority=6),
         },
         options=("analyses",),
         of="slope",
@@ -336,7 +311,6 @@ MEASURES = {
         "Layers: how norm and direction of the selected weights depend on the initial ones",
         _layer_rows,
         {
-            "recipe": RECIPE,
             "layer": Column("layer", "text", "whose weights these are, in the order of the network"),
             "elasticity": number("elasticity", "of the norm; 1: carried over, 0: forgotten", ".3f"),
             ("low", "high"): number("95% interval", "of the elasticity", ".3f", priority=1),
@@ -346,8 +320,6 @@ MEASURES = {
             "cosine_largest": number("at largest", "cosine at the largest scale", ".3f", priority=2),
             "alignment": number("alignment", "of the last hidden layer with its start", ".2f", priority=3),
             ("alignment_low", "alignment_high"): number("alignment: 95%", "interval", ".2f", priority=4),
-            "n_runs": number("runs", "number of runs behind the row", priority=5),
-            "n_seeds": number("seeds", "number of seeds", priority=6),
         },
         options=("analyses",),
         of="slope",

@@ -18,22 +18,20 @@ values (`cold_epochs`) is not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from initmem.catalog import is_schedule_free
 from initmem.clocks import epoch_rates
 from initmem.errors import count
 from initmem.intervention import Level, level_text
 from initmem.measures.design import Profile, complete, levels_of, plain, profile
-from initmem.measures.statistics import ALPHA, Limits, Spread, mean_limits, spread
+from initmem.measures.statistics import ALPHA, Array, Limits, Spread, mean_limits, spread
 from initmem.metric import UNCLEAR, metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
-
-Array = NDArray[np.float64]
 
 ACCURACY_LEVELS = (0.995, 0.99, *(round(0.05 * i, 2) for i in range(19, 1, -1)))  # the highest first
 TRAIN_LOSSES = ("train_cross_entropy", "train_loss")
@@ -313,7 +311,7 @@ def has_moving_averages(recipe: AnyRecipe) -> bool:
         and not recipe.is_module
         and recipe.norm == "batch"
         and recipe.batch_statistics == "moving"
-        and not recipe.optimizer.startswith(("schedule-free", "sf-"))  # theirs are always re-estimated
+        and not is_schedule_free(recipe.optimizer)  # theirs are always re-estimated
     )
 
 
@@ -322,17 +320,12 @@ def cold_until(records: Sequence[RunRecord]) -> int:
     return max((cold_epochs(record) for record in plain(records)), default=0)
 
 
-def cold_notes(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """The epochs that measures over time leave out: a line for each number of them, with its recipes."""
-    labels: dict[int, list[str]] = {}
-    for label, records in groups.items():
-        labels.setdefault(cold_until(records), []).append(label)
-    return [
-        f"{', '.join(names)}: epochs 1 to {last} are left out: the moving averages of batch norm still "
-        'contained their starting values (batch_statistics = "re-estimated" avoids that)'
-        for last, names in labels.items()
-        if last
-    ]
+def cold_remarks(records: Sequence[RunRecord]) -> list[str]:
+    """The epochs that measures over time leave out, if any."""
+    last = cold_until(records)
+    why = "the moving averages of batch norm still contained their starting values"
+    how = 'batch_statistics = "re-estimated" avoids that'
+    return [f"epochs 1 to {last} are left out: {why} ({how})"] if last else []
 
 
 def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:

@@ -24,12 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
-from initmem.measures.design import Groups, Measure, Row, complete, plain, unrecorded
-from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
+from initmem.measures.design import Measure, Row, complete, plain, unrecorded
+from initmem.measures.statistics import ALPHA, Array, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, Columns, number
-
-Array = NDArray[np.float64]
+from initmem.table import Column, Columns, number
 
 EXACT = 7  # seeds up to which all their permutations are tried
 DRAWS = 9_999  # permutations for more seeds
@@ -50,7 +48,7 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
     All shares are in percent.
     """
     runs = _with_predictions(records)
-    if runs is None:
+    if isinstance(runs, str):
         return None
     apart = 100 * disagreements(_stacked(runs, "predictions"))
     pairs = [
@@ -78,10 +76,12 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
     }
 
 
-def _with_predictions(records: Sequence[RunRecord]) -> list[list[RunRecord]] | None:
-    """The runs that have predictions, of one shape: a row per seed that has them at every level."""
+def _with_predictions(records: Sequence[RunRecord]) -> list[list[RunRecord]] | str:
+    """The runs that have predictions: a row per seed that has them at every level; else why there is none."""
     runs = [record for record in plain(records) if "predictions" in record.arrays]
-    return (complete(runs) or None) if len(set(map(_shape, runs))) == 1 else None
+    if len(set(map(_shape, runs))) > 1:
+        return "its runs have different numbers of predictions"
+    return complete(runs) or ("no seed has all scales" if runs else "")
 
 
 def _stacked(runs: Sequence[Sequence[RunRecord]], name: str) -> NDArray[np.uint16]:
@@ -89,8 +89,8 @@ def _stacked(runs: Sequence[Sequence[RunRecord]], name: str) -> NDArray[np.uint1
     return np.array([[record.arrays[name].ravel() for record in row] for row in runs])
 
 
-def _shape(record: RunRecord) -> tuple[int, ...] | None:
-    return record.arrays["predictions"].shape if "predictions" in record.arrays else None
+def _shape(record: RunRecord, name: str = "predictions") -> tuple[int, ...] | None:
+    return record.arrays[name].shape if name in record.arrays else None
 
 
 # -- disagreement -----------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def _over_seeds(apart: Array, estimate: Callable[[Array], float]) -> Limits:
 
 
 def _identified(runs: Sequence[Sequence[RunRecord]]) -> Identified | None:
-    every = [record.arrays.get("initial_predictions") for row in runs for record in row]
-    if len(runs) < 2 or len({None if one is None else one.shape for one in every} - {None}) != 1:
+    shapes = {_shape(record, "initial_predictions") for row in runs for record in row}
+    if len(runs) < 2 or len(shapes) > 1 or None in shapes:
         return None
     initial = _stacked(runs, "initial_predictions")
     return identification(_stacked(runs, "predictions")[:, :, : initial.shape[2]], initial)
@@ -175,9 +175,9 @@ def identification(classes: NDArray[np.uint16], initial: NDArray[np.uint16]) -> 
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _function_rows(groups: Groups, metric: str | None) -> list[Row]:
-    compared = ((label, function_memory(records)) for label, records in groups.items())
-    return [{"recipe": label} | row | {"reading": reading(row)} for label, row in compared if row is not None]
+def _function_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    row = function_memory(records)
+    return [] if row is None else [row | {"reading": reading(row)}]
 
 
 def reading(row: Row) -> str | None:
@@ -190,17 +190,10 @@ def reading(row: Row) -> str | None:
     return "changes the function" if row["p"] <= ALPHA else "not significant"
 
 
-def _left_out(groups: Groups) -> list[str]:
-    """The runs without predictions, and the recipes whose predictions cannot be compared."""
-    lines = unrecorded(groups, "predictions", "predictions")
-    for label, records in groups.items():
-        shapes = {_shape(record) for record in plain(records)} - {None}
-        if shapes and _with_predictions(records) is None:
-            numbers = "its runs have different numbers of predictions"
-            lines.append(
-                f"{label}: left out, since {numbers if len(shapes) > 1 else 'no seed has all scales'}"
-            )
-    return lines
+def _left_out(records: Sequence[RunRecord]) -> list[str]:
+    """How many runs have no predictions, and why those of others cannot be compared."""
+    runs, missing = _with_predictions(records), unrecorded(records, "predictions", "predictions")
+    return [*missing, f"left out, since {runs}"] if isinstance(runs, str) and runs else missing
 
 
 def _percent(name: str, about: str, priority: int = 0) -> Columns:
@@ -216,7 +209,6 @@ MEASURES = {
         "Disagreement: test examples (%) for which two networks predict different classes",
         _function_rows,
         {
-            "recipe": RECIPE,
             "accuracy": number("accuracy", "mean difference between scales, same seed", ".1f", unit="pp"),
             **_percent("scales", "disagreement between scales, same seed"),
             **_percent("seeds", "disagreement between seeds, same scale"),
@@ -231,7 +223,6 @@ MEASURES = {
             "n_seeds": number("n seeds", "number of seeds that have all scales", priority=6),
             "n_scales": number("n scales", "number of scales", priority=7),
             "n_pairs": number("pairs", "number of runs with a perturbed replicate", priority=8),
-            "n_predictions": number("predictions", "number of predictions compared", priority=7),
         },
         remarks=_left_out,
     ),

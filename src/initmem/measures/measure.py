@@ -29,8 +29,9 @@ from initmem.measures.design import (
     labelled,
     levels_of,
     of_scales,
+    shared_notes,
 )
-from initmem.measures.fit import Fit, Matched, cold_notes
+from initmem.measures.fit import Fit, Matched, cold_remarks
 from initmem.measures.memory import Memory, judged, measured, memory_table
 from initmem.measures.statistics import Limits
 from initmem.metric import metric_name, metric_of
@@ -38,7 +39,7 @@ from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
 from initmem.store.results import Collection, Source, collected
 from initmem.study import recipes_of
-from initmem.table import RECIPE, Column, Table, number, table_of
+from initmem.table import RECIPE, Column, Columns, Table, number, table_of
 
 # -- memory at equal fit ----------------------------------------------------------------------------------
 
@@ -82,7 +83,6 @@ MEASURES: dict[str, Measure] = {
         "Change from the smallest to the largest scale, and memory at equal fit",
         _fit_rows,
         {
-            "recipe": RECIPE,
             "verdict": Column("verdict", "text", "of the memory, with its mode"),
             "test": number("test", "change of the metric: train - gap", "+.1f~"),
             ("test_low", "test_high"): number("test: 95% interval", "of this change", ".1f~", priority=10),
@@ -103,11 +103,10 @@ MEASURES: dict[str, Measure] = {
             ("time_low", "time_high"): number("time: 95% interval", "of this ratio", ".2f", priority=5),
             "metric": Column("metric", "text", "of the memory", priority=12),
             "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
-            "n_scales": number("scales", "number of scales", priority=11),
-            "n_seeds": number("seeds", "number of seeds that have them all", priority=11),
         },
         options=("tolerance", "adjust", "analyses"),
         of="effect",
+        together=True,
     ),
     **scales.MEASURES,
     **difference.MEASURES,
@@ -118,6 +117,7 @@ MEASURES: dict[str, Measure] = {
     **relaxation.MEASURES,
     **chaos.MEASURES,
 }
+SCALE = number("scale", "initialization scale, or intervention", "g")
 OF_NUMBERS = "it is asked of scales, which are numbers"
 MEMORY_OPTIONS = ("adjust", "tolerance")
 
@@ -161,7 +161,7 @@ def measure(
     groups = {label: group for label, group in _groups(data).items() if label not in left_out}
     if MEASURES[what].numeric:
         groups = {label: of_scales(group) for label, group in groups.items()}
-    return [plain_values(row) for row in MEASURES[what].rows(groups, chosen, **options)]
+    return [plain_values(row) for row in MEASURES[what].rows_of(groups, chosen, **options)]
 
 
 def at_scales(source: Source, scales: Sequence[Level] | None) -> Collection:
@@ -196,7 +196,8 @@ def remarks(what: str, data: Collection) -> list[str]:
     if what == "memory":
         return []
     one, groups = MEASURES[what], _groups(data)
-    notes = [*(cold_notes(groups) if one.of == "curve" else []), *one.remarks(groups)]
+    remarks_of = cold_remarks if one.of == "curve" else one.remarks
+    notes = shared_notes([(label, remarks_of(group)) for label, group in groups.items()])
     runs = sum(bool(record.run.intervention) for record in data.records)
     if one.numeric and 0 < runs < len(data.records):
         notes.append(f"{count(runs, 'run')} with interventions left out: {OF_NUMBERS}")
@@ -215,7 +216,7 @@ def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> lis
 
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of one measure other than memory, with families and clocks as people call them."""
-    columns = MEASURES[what].columns
+    columns: Columns = {"recipe": RECIPE, "scale": SCALE, **MEASURES[what].columns}
     names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES, "family": FAMILY_NAMES if what == "clocks" else {}}
     named = [{k: names[k].get(v, v) if k in names else v for k, v in row.items()} for row in rows]
     if what == "fit" and all(metric_of(row["train_metric"]).unit == "pp" for row in rows):

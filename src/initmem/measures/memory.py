@@ -59,12 +59,10 @@ def measured(
     label: str | None = None,
     analysis: Analysis | None = None,
     tolerance: float | None = None,
-    *,
-    with_fit: bool = True,
 ) -> Memory:
-    """A memory before `judged` gives it a verdict; without fit, few histories are read."""
+    """A memory before `judged` gives it a verdict."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
-    recipe, shown = arranged.recipe, metric_of(metric)
+    recipe, shown = records[0].run.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
     reason, failed = why_inapplicable(records), failures(records)
     ranges = Spread[float | None](*[None] * 6)
@@ -73,7 +71,6 @@ def measured(
     limit = TOLERANCE_PP if tolerance is None and shown.unit == "pp" else tolerance
     tested = limit is not None and ranges.p is not None
     verdict: Verdict = "untrained" if failed.n and failed.at_chance == failed.n else "inconclusive"
-    with_fit = with_fit and shown.held_out
     row = Memory(
         recipe=label or short_name(recipe, informative(recipe, ["optimizer", "learning_rate"])),
         metric=metric,
@@ -89,7 +86,7 @@ def measured(
         inapplicable=reason,
         unit=shown.unit,
         recipe_id=recipe.id,
-        fit=fit(records, metric) if with_fit else None,
+        fit=fit(records, metric) if shown.held_out else None,
         tolerance=limit,
         p_equivalence=float(equivalence_p(arranged.values, limit or 0.0)) if tested else None,
         alpha=analysis.alpha,
@@ -105,7 +102,7 @@ def measured(
         scales=arranged.scales,
     )
     notes = notes_of(row, records, analysis, failed)
-    if with_fit and n_seeds and not reason:
+    if shown.held_out and n_seeds and not reason:
         notes += fit_notes(records, metric, row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
 
@@ -169,8 +166,7 @@ def _claim(row: Memory) -> tuple[Verdict, float | None]:
     """The verdict of a memory if it is significant, and its p-value; None: nothing is tested."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
         return row.verdict, None
-    learned_alike = row.equal_failure_rates and not row.unclear_scales
-    if learned_alike and row.p_equivalence is not None and row.within_tolerance:
+    if row.learned_alike and row.p_equivalence is not None and row.within_tolerance:
         return "forgets", 2 * row.p_equivalence
     return "remembers", row.p
 

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from initmem.errors import count, first_of
 from initmem.intervention import Intervention
 from initmem.measures.design import Analysis, plain
@@ -29,17 +27,15 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
     if 1 < row.n_seeds <= FEW_SEEDS:
         notes.append(f"{row.n_seeds} seeds miss most memories of a few standard deviations")
     runs = Counter(record.run.seed for record in plain(records))
-    unfinished = [seed for seed in row.dropped_seeds if runs[seed] < row.n_scales]
-    for why, dropped in (
-        ("is not trained yet", unfinished),
-        ("has no finite value", [seed for seed in row.dropped_seeds if seed not in unfinished]),
-    ):
-        if dropped:
-            seeds = f"seed{'s' * (len(dropped) > 1)} {', '.join(map(str, dropped))}"
-            notes.append(f"left out, because a scale {why}: {seeds}")
+    left_out: dict[str, list[str]] = {}
+    for seed in row.dropped_seeds:
+        why = "is not trained yet" if runs[seed] < row.n_scales else "has no finite value"
+        left_out.setdefault(why, []).append(str(seed))
+    for why, seeds in left_out.items():
+        notes.append(f"left out, because a scale {why}: seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}")
     if row.noise_range == 0:
-        alike = "values" if not np.ptp(row.values, axis=0).any() else "differences between scales"
-        notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
+        same = "all seeds gave the same differences between scales"
+        notes.append(f"{same}, so no noise was measured: is the seed used?")
     if analysis.alpha < ALPHA:
         notes.append(
             f"interim analysis {analysis.number}: tested at {100 * analysis.alpha:.2g}%, interval at "

@@ -13,7 +13,6 @@ from initmem.table import Column, Table, number, table_of
 MOST_ROWS = 200  # of a model in a record; the counts are of all parameters
 MOST_MODELS = 4
 NAMED = 5  # parameters in a line
-SHOWN = 4  # files or versions in a note
 TITLE = "What initmem did to your model"
 # What became of a parameter; the first is the rule, the others are named.
 OUTCOMES = ("scaled", "drawn at a fixed size", "all zero", "left alone", "not recognized")

@@ -19,19 +19,16 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, effective_clocks, shrinks_by_clock
 from initmem.errors import ConfigError, allowed
 from initmem.intervention import NONE, Intervention, Level, level_order
 from initmem.measures.design import Groups, Measure, Row, curve_metrics, own_clock, plain, preferred
 from initmem.measures.fit import has_moving_averages
-from initmem.measures.statistics import jackknife
+from initmem.measures.statistics import Array, jackknife
 from initmem.metric import metric_of
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
+from initmem.table import Column, number
 
 FEWEST_EPOCHS = 3  # an exponential has two parameters
 RATES = np.concatenate([-np.geomspace(3.0, 0.01, 30), [0.0], np.geomspace(0.01, 300.0, 150)])  # per last time
@@ -126,16 +123,14 @@ def differences(
     Of norms the difference is that of their logarithms. The last epoch is that of the shortest run.
     """
     runs = {(r.run.seed, r.run.level): r for r in plain(records) if column in r.history}
-    pairs = []
-    for (seed, one), run in runs.items():
-        untouched = runs.get((seed, NONE)) or runs.get((seed, 1.0))
-        if one == level and untouched is not None:
-            pairs.append((run, untouched))
+    touched = {seed: run for (seed, one), run in runs.items() if one == level}
+    untouched = {seed: runs.get((seed, NONE)) or runs.get((seed, 1.0)) for seed in touched}
+    pairs = [(run, partner) for seed, run in touched.items() if (partner := untouched[seed])]
     start = Intervention.parse(str(level)).epoch
     end = min((len(run.history[column]) for pair in pairs for run in pair), default=0)
     shown = np.log if column == NORM else lambda values: metric_of(column).factor * values
     rows = [[shown(run.history[column][start:end]) for run in pair] for pair in pairs]
-    values = [touched - untouched for touched, untouched in rows]
+    values = [own - partner for own, partner in rows]
     return np.array(values).reshape(len(pairs), max(end - start, 0)), pairs
 
 
@@ -218,7 +213,6 @@ MEASURES = {
         "Relaxation after an intervention: the difference to the untouched run of the same seed",
         _rows,
         {
-            "recipe": RECIPE,
             "intervention": Column("intervention", "text", "what was done, and after which epoch"),
             "quantity": Column("quantity", "text", "whose difference relaxes; accuracies in points"),
             "start": number("start", "the difference right after the intervention, from the fit", ".3g"),
@@ -231,8 +225,8 @@ MEASURES = {
             "rate": number("rate", "ln 2 over the half-life", ".3g", priority=9),
             "explained": number("explained", "share of the variance over time", ".2f", priority=6),
             "left": number("left", "share of the start that is left in the last epoch", ".2f", priority=4),
-            "n_seeds": number("seeds", "with both runs", priority=7),
             "note": Column("note", "text", "where the half-life is not to be trusted", priority=2),
         },
+        together=True,
     )
 }

@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
-from initmem.intervention import Level, level_order
-from initmem.measures.design import SCALE, Groups, Measure, Row, by_level, default_metric, of_scales, plain
-from initmem.measures.statistics import ALPHA, TOLERANCE_PP
+from initmem.intervention import Level
+from initmem.measures.design import Measure, Row, by_level, default_metric, of_scales, plain
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column, number
-
-Array = NDArray[np.float64]
+from initmem.table import Column, number
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
@@ -29,13 +27,6 @@ LOSSES = ("loss", "cross_entropy", "objective")
 EQUAL_RATES = 0.1  # rates that differ by no more than this count as equal
 NEVER_USED = "the pipeline never used the scale"
 NO_EFFECT = "the scale had no effect on the weights"
-
-
-def each_scale(groups: Groups) -> Iterator[tuple[Row, list[RunRecord]]]:
-    """The records of every recipe at every scale, with the keys that say which these are."""
-    for label, records in groups.items():
-        for scale, at in by_level(plain(records)).items():
-            yield {"recipe": label, "scale": scale}, at
 
 
 # -- means ------------------------------------------------------------------------------------------------
@@ -57,24 +48,16 @@ def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     for scale, at in by_level(plain(records)).items():
         recorded = [value for record in at if (value := record.metric(metric)) is not None]
         values = metric_of(metric).factor * np.array(recorded)
-        rows.append(
-            AtScale(
-                scale,
-                float(values.mean()) if len(values) else None,
-                float(values.std(ddof=1)) if len(values) > 1 else None,
-                len(values),
-                sum(record.status == "crashed" for record in at),
-            )
-        )
+        mean = float(values.mean()) if len(values) else None
+        deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+        crashed = sum(record.status == "crashed" for record in at)
+        rows.append(AtScale(scale, mean, deviation, len(values), crashed))
     return rows
 
 
-def _mean_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = []
-    for label, records in groups.items():
-        name = metric or default_metric(records)
-        rows += [{"recipe": label, "metric": name} | at._asdict() for at in scale_means(records, name)]
-    return rows
+def _mean_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    name = metric or default_metric(records)
+    return [{"metric": name} | at._asdict() for at in scale_means(records, name)]
 
 
 # -- interpolation: tau_interp as censored data, never dropped --------------------------------------------
@@ -118,22 +101,23 @@ def median_interpolation(records: Sequence[RunRecord], level: float = 0.95) -> I
     return Interpolation(first_half(share), low, high, len(chosen), len(never))
 
 
-def _interpolation_rows(groups: Groups, metric: str | None) -> list[Row]:
-    return [key | median_interpolation(records)._asdict() for key, records in each_scale(groups)]
+def _interpolation_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    runs = by_level(plain(records))
+    return [{"scale": scale} | median_interpolation(at)._asdict() for scale, at in runs.items()]
 
 
-def _repair_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = []
-    for key, records in each_scale(groups):
-        gaps = [100 * r.summary.repair_gap for r in records if r.summary.repair_gap is not None]
-        values: Row = {
-            "repair_gap_pp": float(np.mean(gaps)) if gaps else None,
-            "standard_error": float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else None,
-            "n": len(gaps),
-            "n_never_interpolated": len(records) - len(gaps),
+def _repair_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
+    runs = by_level(plain(records))
+    return [
+        {
+            "scale": gap.scale,
+            "repair_gap_pp": gap.mean,
+            "standard_error": gap.deviation and gap.deviation / math.sqrt(gap.n),
+            "n": gap.n,
+            "n_never_interpolated": len(runs[gap.scale]) - gap.n,
         }
-        rows.append(key | values)
-    return rows
+        for gap in scale_means(records, "repair_gap")
+    ]
 
 
 # -- untrained runs: diverged, or with a selected model no better than chance -----------------------------
@@ -187,10 +171,9 @@ def failures(records: Sequence[RunRecord]) -> Failures:
     trained = [record for record in plain(records) if record.status != "crashed"]
     limit = next((limit for limit in map(chance_limit, trained) if limit is not None), None)
     lost = [r for r in trained if r.status == "diverged" or is_at_chance(r, limit)]
-    totals = Counter(record.run.level for record in trained)
+    totals = {level: len(at) for level, at in by_level(trained).items()}
     counts = Counter(record.run.level for record in lost)
-    ordered = sorted(totals.items(), key=lambda item: level_order(item[0]))
-    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in ordered]
+    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in totals.items()]
     untrained, n = [rate.untrained for rate in rates], [rate.n for rate in rates]
     fits = [record.summary.train_accuracy_last for record in lost if record.status != "diverged"]
     return Failures(
@@ -229,14 +212,12 @@ def chance_limit(record: RunRecord) -> float | None:
     """
     recipe, about = record.run.recipe, record.provenance
     classes, n_test = about.get("classes"), about.get("n_test")
-    if isinstance(recipe, Recipe) and classes is None:
-        try:
-            data = sizes_by_name(recipe)
-        except (ConfigError, DataError):
-            data = None
-        classes, n_test = (data.classes, data.n_test) if data else (None, None)
-    elif not isinstance(recipe, Recipe):
+    if not isinstance(recipe, Recipe):
         classes = recipe.get("classes") or classes
+    elif classes is None:
+        with suppress(ConfigError, DataError):
+            if sizes := sizes_by_name(recipe):
+                classes, n_test = sizes.classes, sizes.n_test
     if not isinstance(classes, int) or classes < 2:
         return None
     chance = 1 / classes
@@ -341,14 +322,11 @@ def equal_rates_p(untrained: Sequence[int], n: Sequence[int]) -> float:
     return float(chi2_contingency(table, correction=False, method=method).pvalue)
 
 
-def _failure_rows(groups: Groups, metric: str | None) -> list[Row]:
+def _failure_rows(records: Sequence[RunRecord], metric: str | None) -> list[Row]:
     """Untrained runs, scale by scale; p is the recipe's."""
-    rows: list[Row] = []
-    for label, records in groups.items():
-        counted = failures(records)
-        shared = {"p": counted.p, "counts_as_chance": counted.chance}
-        rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
-    return rows
+    counted = failures(records)
+    shared = {"p": counted.p, "counts_as_chance": counted.chance}
+    return [rate._asdict() | shared for rate in counted.rates]
 
 
 MEASURES = {
@@ -356,9 +334,7 @@ MEASURES = {
         "What every scale reached",
         _mean_rows,
         {
-            "recipe": RECIPE,
             "metric": Column("metric", "text", "accuracies in percent", priority=2),
-            "scale": SCALE,
             "mean": number("mean", "over seeds", ".4g"),
             "deviation": number("s.d.", "standard deviation over seeds", ".2g"),
             "n": number("n", "number of runs"),
@@ -369,8 +345,6 @@ MEASURES = {
         "Interpolation epoch: when train accuracy reaches 99.5%",
         _interpolation_rows,
         {
-            "recipe": RECIPE,
-            "scale": SCALE,
             "median": number("median", "median epoch; empty: half of the runs never got there", ".4g"),
             "low": number("low", "lower 95% limit", ".4g"),
             "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".4g"),
@@ -382,8 +356,6 @@ MEASURES = {
         "Repair gap: accuracy gained after interpolation",
         _repair_rows,
         {
-            "recipe": RECIPE,
-            "scale": SCALE,
             "repair_gap_pp": number("gap", "selected minus at interpolation", ".2f", unit="pp"),
             "standard_error": number("s.e.", "standard error of the gap", ".2f"),
             "n": number("runs", "number of runs that interpolated"),
@@ -394,8 +366,6 @@ MEASURES = {
         "Untrained runs: at chance, or diverged",
         _failure_rows,
         {
-            "recipe": RECIPE,
-            "scale": SCALE,
             "untrained": number("untrained", "runs at chance, or diverged"),
             "n": number("n", "number of runs"),
             ("low", "high"): number("95% interval", "of the rate (Clopper-Pearson)", ".2f"),

@@ -35,6 +35,7 @@ ALPHA = 0.05
 POWER = 0.8
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 ADJUSTMENTS = ("bh", "none")
+MOST_SEEDS = 300  # that are worth advising
 FOLDS = 5  # groups of seeds that are left out in turn
 
 Array = NDArray[np.float64]
@@ -224,10 +225,8 @@ def expected_range(k: int) -> float:
     return float(np.trapezoid(1 - below**k - (1 - below) ** k, x))
 
 
-def seeds_needed(
-    values: Array, tolerance: float | None, *, alpha: float = ALPHA, most: int = 300
-) -> int | None:
-    """How many seeds in all settle the verdict in 80% of studies that continue this one; None: over `most`.
+def seeds_needed(values: Array, tolerance: float | None, *, alpha: float = ALPHA) -> int | None:
+    """How many seeds in all settle the verdict in 80% of studies that continue this one; None: over 300.
 
     Studies are simulated: the measured seeds, then normal ones around the debiased profile with the measured
     covariance. Its size is drawn as well (chi-squared): few seeds hardly determine the noise.
@@ -235,11 +234,11 @@ def seeds_needed(
     n, k = values.shape
     if n < 2 or k < 2:
         return None
-    return _seeds_needed(values.tobytes(), n, tolerance, alpha, most)
+    return _seeds_needed(values.tobytes(), n, tolerance, alpha)
 
 
 @lru_cache(maxsize=4096)
-def _seeds_needed(buffer: bytes, n: int, tolerance: float | None, alpha: float, most: int) -> int | None:
+def _seeds_needed(buffer: bytes, n: int, tolerance: float | None, alpha: float) -> int | None:
     values = np.frombuffer(buffer).reshape(n, -1)
     centred = values - values.mean(axis=1, keepdims=True)
     means, observed = centred.mean(axis=0), spread(values)
@@ -255,7 +254,7 @@ def _seeds_needed(buffer: bytes, n: int, tolerance: float | None, alpha: float, 
         within = ranges.high <= (-math.inf if tolerance is None else tolerance)
         return bool(((ranges.p <= alpha) | within).mean() >= POWER)
 
-    counts = {*range(3, 20), *(round(20 * (most / 20) ** (i / 29)) for i in range(30))}
+    counts = {*range(3, 20), *(round(20 * (MOST_SEEDS / 20) ** (i / 29)) for i in range(30))}
     grid: list[int] = sorted(m for m in counts if m > n)
     if not grid or not settles(grid[-1]):
         return None

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from initmem.errors import ConfigError, count
+from initmem.errors import count
 from initmem.intervention import Level, level_text
+from initmem.measures.design import shared_notes
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, NEVER_USED, NO_EFFECT
-from initmem.measures.statistics import ALPHA, TOLERANCE_PP, seeds_needed
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Array, seeds_needed
 from initmem.metric import metric_of
 from initmem.store.encoding import plain_values
 from initmem.table import RECIPE, Cell, Column, Table, cell, flat, interval, number
@@ -111,7 +111,7 @@ class Memory:
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     scales: tuple[Level, ...] = ()
-    values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
+    values: Array = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the thresholds behind the words."""
@@ -131,10 +131,14 @@ class Memory:
         return self.p_equivalence is not None and self.p_equivalence <= self.alpha / 2
 
     @property
+    def learned_alike(self) -> bool:
+        """Whether it is known that runs learned something at all scales, so that `forgets` is possible."""
+        return self.equal_failure_rates and not self.unclear_scales
+
+    @property
     def seeds_needed(self) -> int | None:
         """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
-        settled = self.within_tolerance and not (self.equal_failure_rates and not self.unclear_scales)
-        if self.verdict != "inconclusive" or settled:
+        if self.verdict != "inconclusive" or (self.within_tolerance and not self.learned_alike):
             return None
         return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
 
@@ -219,11 +223,7 @@ class Memories(list[Memory]):
 
     def to_pandas(self) -> Any:
         """The rows as a data frame of pandas, which has to be installed."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            raise ConfigError("to_pandas: pandas is not installed (allowed: pip install pandas)") from None
-        return pandas.DataFrame(self.rows())
+        return import_module("pandas").DataFrame(self.rows())
 
     def to_latex(self) -> str:
         """The table of verdicts, for a paper with the package booktabs."""
@@ -275,11 +275,8 @@ def _finding(row: Memory) -> str:
         )
     if row.verdict == "forgets":
         return within + (f"; {row.not_excluded}" if row.not_excluded else "")
-    if row.within_tolerance and not row.equal_failure_rates:
-        rates = f"rates of untrained runs that differ by {100 * (row.failure_limit or 0):.0f}%"
-        return f"{within}, but {rates} between scales are not excluded"
-    if row.within_tolerance and row.unclear_scales:
-        return f"{within}, but nothing shows that anything was learned at {scales_text(row.unclear_scales)}"
+    if row.within_tolerance and not row.learned_alike:
+        return f"{within}, but nothing shows that runs learned something at all {axis} alike"
     return (
         f"The mean {row.metric} has a range of {shown} over the {axis} {noise}: neither "
         "memory nor its absence is established"
@@ -333,7 +330,7 @@ def verdict_table(rows: Sequence[Memory], *, until: float | None = None, explain
     """A row per recipe; `until` is the interval width that was asked for."""
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
-    notes = shared_notes(rows, until)
+    notes = shared_notes([(row.recipe, _notes_of(row, until)) for row in rows])
     body = [memory_cells(row) for row in rows]
     columns = columns_of(rows)
     shown = [key for key in columns if key != "remarks"]
@@ -342,18 +339,10 @@ def verdict_table(rows: Sequence[Memory], *, until: float | None = None, explain
     return Table(title, [columns[key] for key in shown], cells, notes=notes if explain else shortened(notes))
 
 
-def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str]:
-    """What to know next to the numbers, each thing once, with the recipes it is about."""
-    about: dict[str, list[str]] = {}
-    for row in rows:
-        unseen = [f"forgets: {row.not_excluded}"] if row.not_excluded else []
-        for note in filter(None, [memory_remark(row, until), *row.notes, *unseen]):
-            about.setdefault(note, []).append(row.recipe)
-    lines = []
-    for note, names in about.items():
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        lines.append(note if len(names) == len(rows) else f"{', '.join(names[:2])}{more}: {note}")
-    return lines
+def _notes_of(row: Memory, until: float | None) -> list[str]:
+    """What to know next to the numbers of a recipe."""
+    unseen = f"forgets: {row.not_excluded}" if row.not_excluded else ""
+    return [note for note in (memory_remark(row, until), *row.notes, unseen) if note]
 
 
 def shortened(notes: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from initmem.measures.collapse import families
 from initmem.measures.elasticity import by_epoch, kernels_of
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory, judged, measured
+from initmem.measures.statistics import spread
 from initmem.metric import DERIVED, metric_of
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
@@ -88,15 +89,13 @@ class RecipeStats:
     @cached_property
     def settling(self) -> Series:
         """The memory with its 95% interval from the first 2, 3, 4, 6 ... seeds."""
-        seeds = self.profile.seeds if self._trained else ()
-        rows = [
-            measured([r for r in self._trained if r.run.seed in seeds[:n]], self.metric, with_fit=False)
-            for n in sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
-        ]
-        values = np.array([(row.memory, row.low, row.high) for row in rows], dtype=float)  # None becomes NaN
-        y, low, high = values.reshape(-1, 3).T.tolist()
-        n_runs = [row.n_seeds * row.n_scales for row in rows]
-        return Series("", UNSTYLED, [row.n_seeds for row in rows], y, low, high, n=n_runs)
+        applies = self._trained and not self.memory.inapplicable
+        values = self.profile.values if applies else np.empty((0, 0))
+        counts = sorted({*(n for n in SEEDS_SHOWN if n < len(values)), len(values)} - {0, 1})
+        ranges = [spread(values[:n], bound=metric_of(self.metric).widest) for n in counts]
+        ends = np.array([(one.spread, one.low, one.high) for one in ranges], dtype=float)  # None becomes NaN
+        y, low, high = ends.reshape(-1, 3).T.tolist()
+        return Series("", UNSTYLED, counts, y, low, high, n=[n * values.shape[1] for n in counts])
 
     def curve(self, metric: str) -> Series:
         """A metric against scale."""

@@ -21,8 +21,8 @@ from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_output
 from initmem.intervention import level_text
-from initmem.measures.design import by_recipe, plain
-from initmem.measures.fit import cold_notes
+from initmem.measures.design import by_recipe, plain, shared_notes
+from initmem.measures.fit import cold_remarks
 from initmem.measures.memory import Memory
 from initmem.measures.provenance import TITLE, applied_tables
 from initmem.measures.verdict import memory_cells, memory_remark
@@ -98,11 +98,12 @@ def _layers(content: Content) -> dict[str, Any] | None:
 def _slopes(content: Content) -> dict[str, Any] | None:
     if not any(len(item.beta.beta) for item in content.stats.values()):
         return None
+    cold = [(content.names[recipe], cold_remarks(group)) for recipe, group in content.groups.items()]
     return {
         "data": chart_json(charts.slopes(content)),
         "metrics": list(dict.fromkeys(s.followed.replace("_", " ") for s in content.stats.values())),
         "half_lives": {recipe: stats.half_life for recipe, stats in content.stats.items()},
-        "cold": cold_notes({content.names[recipe]: group for recipe, group in content.groups.items()}),
+        "cold": shared_notes(cold),
     }
 
 
