@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from initmem.errors import count
+from initmem.errors import ConfigError, count
 from initmem.intervention import Level, level_text
 from initmem.measures.design import shared_notes
 from initmem.measures.fit import Fit, Mode
@@ -223,7 +223,11 @@ class Memories(list[Memory]):
 
     def to_pandas(self) -> Any:
         """The rows as a data frame of pandas, which has to be installed."""
-        return import_module("pandas").DataFrame(self.rows())
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise ConfigError("to_pandas: pandas is not installed (allowed: pip install pandas)") from None
+        return pandas.DataFrame(self.rows())
 
     def to_latex(self) -> str:
         """The table of verdicts, for a paper with the package booktabs."""
