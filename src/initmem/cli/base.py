@@ -236,10 +236,11 @@ def show(*tables: Table, legend: bool = True) -> None:
 
 
 def show_rows(title: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
-    """Print rows with equal keys as a table."""
+    """Print rows as a table of these columns, as far as any row has a value there."""
     from initmem.table import table_of
 
-    show(table_of(title, rows, columns))
+    keys = [key for key in map(str, columns) if any(row.get(key) not in (None, "") for row in rows)]
+    show(table_of(title, [{key: row[key] for key in keys} for row in rows], columns))
 
 
 def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +14,8 @@ from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
     from initmem.engines.plan import Plan
-    from initmem.measures.advice import Observation
-    from initmem.recipe import Recipe
     from initmem.store.results import Results
     from initmem.study import Study
-    from initmem.table import Key
 
 
 FIRST = "quickstart"
@@ -48,11 +45,12 @@ def list_studies(
     shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
     if name is None:
         brief = [row for row in shown if row["default"]]
-        show_rows("Bundled studies", _only(brief, ("study", "title", "runs", "time")), STUDIES)
+        keys = ("study", "title", "runs", "time")
+        show_rows("Bundled studies", brief, {key: STUDIES[key] for key in keys})
         say("`initmem studies NAME` lists smaller and larger versions of one.")
     else:
         keys = ("preset", "runs", "time", "flops", "about")
-        show_rows(f"{name}: {rows[0]['title']}", _only(shown, keys), STUDIES)
+        show_rows(f"{name}: {rows[0]['title']}", shown, {key: STUDIES[key] for key in keys})
         say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
 
 
@@ -85,11 +83,6 @@ def _study_rows(name: str | None) -> list[dict[str, Any]]:
         }
         for (study, about, default), here in zip(loaded, hours, strict=True)
     ]
-
-
-def _only(rows: list[dict[str, Any]], keys: Iterable[Key]) -> list[dict[str, Any]]:
-    """The cells under some keys, as far as a row has them."""
-    return [{str(key): row[str(key)] for key in keys if key in row} for row in rows]
 
 
 def stored(name: str, **options: object) -> Results | None:
@@ -205,8 +198,7 @@ def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
 
     rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
-    shown = [key for key in PLAN if key != "note" or any(row["note"] for row in rows)]
-    show_rows(f"{made.study}, preset {made.preset}", _only(rows, shown), PLAN)
+    show_rows(f"{made.study}, preset {made.preset}", rows, PLAN)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
     say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
@@ -269,69 +261,37 @@ def advise(
     Also the least changes that reach a clock at which recipes forgot. It makes no prediction. For a
     store, also one of your own code, it uses the clocks that were recorded.
     """
-    from initmem import study_file as studies
     from initmem.clocks import FAMILY_NAMES
-    from initmem.measures.advice import observations
+    from initmem.measures.advice import from_records, observations, of_study
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE
+    from initmem.study_file import load_study
 
     seen = reference.observations()
     for path in records or ():
         seen += observations(path, path.name)
+    about: dict[str, str] = {}
     if results := stored(study, preset=preset, set=overrides, plugin=plugins):
-        _print_advice(results, seen, as_json=as_json)
-        return
-    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
-    recipes = [recipe.network for recipe in asked.recipes]
-    rows = [_advice_row(label, recipe, seen) for label, recipe in zip(asked.labels(), recipes, strict=True)]
+        title = f"{results.path.name}: clocks that were recorded up to the last epoch"
+        rows = from_records(results, results.path.name, seen)
+        lines = [
+            "Each change alone reaches the clock of a recipe that forgot, if the schedule keeps its shape.",
+            "What accuracy or memory it has there is not known: this is not a prediction.",
+        ]
+        if not rows:
+            raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
+    else:
+        asked = load_study(study, preset, overrides or (), plugins=plugins or ())
+        about = {"study": asked.name, "preset": asked.preset}
+        title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
+        rows = of_study(asked, seen)
+        lines = ["Clocks and what was seen at them: this is not a prediction."]
+        if records and not any(row["records"] for row in rows):
+            lines.insert(0, "no record of a recipe of the same family")
     if as_json:
-        print_json("advise", rows, study=asked.name, preset=asked.preset)
-        return
-    title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
-    shown = [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows]
-    show_rows(title, _only(shown, [key for key in ADVICE if records or key != "records"]), ADVICE)
-    if records and not any(row["records"] for row in rows):
-        say("no record of a recipe of the same family")
-    say("Clocks and what was seen at them: this is not a prediction.")
-
-
-def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -> None:
-    """Advice from the records of a store, whatever trained them."""
-    from initmem.clocks import FAMILY_NAMES
-    from initmem.measures.advice import from_records
-    from initmem.plots.columns import ADVICE
-
-    rows = from_records(results, results.path.name, seen)
-    if not rows:
-        raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
-    if as_json:
-        print_json("advise.store", rows)
+        print_json("advise.store" if results else "advise", rows, **about)
         return
     shown = [row | {"family": FAMILY_NAMES.get(str(row["family"]), "not known")} for row in rows]
-    title = f"{results.path.name}: clocks that were recorded up to the last epoch"
-    show_rows(title, _only(shown, ADVICE), ADVICE)
-    say("Each change alone reaches the clock of a recipe that forgot, if the schedule keeps its shape.")
-    say("What accuracy or memory it has there is not known: this is not a prediction.")
-
-
-def _advice_row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str, Any]:
-    from initmem.clocks import clocks
-    from initmem.data.sources import sizes
-    from initmem.measures.advice import changes, family_clock, in_words, nearest, reached
-
-    n_train = sizes(recipe).n_train
-    family, value = family_clock(recipe, n_train)
-    near, options = nearest(recipe, n_train, seen), changes(recipe, n_train, seen)
-    there = reached(recipe, n_train, seen)
-    none = f"none ({there})" if there else "no single change within usual bounds"
-    return {
-        "recipe": label,
-        **clocks(recipe, n_train).at_end(),
-        "family": family,
-        "value": value,
-        "paper": next((str(one) for one in near if one.source == "paper"), ""),
-        "records": next((str(one) for one in near if one.source != "paper"), ""),
-        "advice": in_words(options) or none,
-        "seen": [one.to_json() for one in near],
-        "changes": [one._asdict() | {"seen": one.seen.to_json()} for one in options],
-    }
+    show_rows(title, shown, ADVICE)
+    for line in lines:
+        say(line)
