@@ -138,7 +138,7 @@ def test_a_broken_or_missing_npz_is_explained(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 this is no archive")
     with pytest.raises(DataError, match="not a readable"):
         load(Recipe(dataset=str(path)))
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="No such file"):
         load(Recipe(dataset=str(tmp_path / "none.npz")))
 
 

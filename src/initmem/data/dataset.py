@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import DataError
-from initmem.files import read_bounded
+from initmem.files import read_bounded, reason
 from initmem.register import Tokens
 
 SPLIT_SEED = 42
@@ -147,12 +147,10 @@ def read_npz(path: Path, sha256: str | None = None) -> Arrays:
     try:
         with np.load(io.BytesIO(read_file(path, LARGEST_FILE, sha256)), allow_pickle=False) as archive:
             return chosen(str(path), archive)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except DataError:
         raise
     except Exception as error:  # a damaged file can make zipfile and numpy raise anything
-        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
+        raise DataError(f"{path}: not a readable .npz of plain arrays ({reason(error)})") from None
 
 
 def chosen(source: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:

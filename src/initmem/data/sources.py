@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from initmem.data.dataset import (
     split_three,
 )
 from initmem.errors import DataError
+from initmem.files import reason
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
@@ -137,14 +139,14 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
     _, _, text = name.partition(":")
     if not text:
         return SYNTHETIC_SHAPE
-    sides = text.split("x")
-    if len(sides) != 4 or not all(re.fullmatch("0*[1-9][0-9]{0,9}", side) for side in sides):
-        raise DataError(f"dataset = {name!r} (allowed: synthetic:NxCxHxW, as in synthetic:1200x3x32x32)")
-    n, channels, height, width = (int(side) for side in sides)
-    if n < 20:
-        raise DataError(f"dataset = {name!r} (allowed: at least 20 examples)")
-    if n * channels * height * width > LARGEST_SYNTHETIC:
-        raise DataError(f"dataset = {name!r} (allowed: up to {LARGEST_SYNTHETIC:,} values)")
+    parts = text.split("x")
+    sides = [int(part) for part in parts if re.fullmatch("0*[1-9][0-9]{0,9}", part)]
+    if not len(parts) == len(sides) == 4 or sides[0] < 20 or math.prod(sides) > LARGEST_SYNTHETIC:
+        raise DataError(
+            f"dataset = {name!r} (allowed: synthetic:NxCxHxW, as in synthetic:1200x3x32x32; "
+            f"at least 20 examples, up to {LARGEST_SYNTHETIC:,} values)"
+        )
+    n, channels, height, width = sides
     return n, channels, height, width
 
 
@@ -162,25 +164,20 @@ def _registered(name: str) -> Dataset:
 
 def _from_arrays(name: str, arrays: Arrays) -> Dataset:
     """The dataset in x and y, or in x_train, y_train, x_test and y_test."""
-    if "x_train" in arrays:
-        whole, test = _examples(name, arrays, "_train"), _examples(name, arrays, "_test")
-        n_val = len(whole) // 5
-        if whole.x.shape[1:] != test.x.shape[1:]:
-            raise DataError(f"{name}: x_train and x_test differ in shape")
-    else:
-        whole, test = _examples(name, arrays, ""), None
-        n_val = split_three(len(whole))[1]
-    if len(whole) < 20:
-        raise DataError(f"{name}: {len(whole)} examples (allowed: at least 20)")
-    parts = [whole] if test is None else [whole, test]
-    whole, *rest = _in_one_unit(name, parts)
-    test = rest[0] if rest else None
+    suffixes = ("_train", "_test") if "x_train" in arrays else ("",)
+    parts = [_examples(name, arrays, suffix) for suffix in suffixes]
+    if len({part.x.shape[1:] for part in parts}) > 1:
+        raise DataError(f"{name}: x_train and x_test differ in shape")
+    if len(parts[0]) < 20:
+        raise DataError(f"{name}: {len(parts[0])} examples (allowed: at least 20)")
+    parts = _in_one_unit(name, parts)
     labels = np.concatenate([part.y for part in parts])
     if not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
         raise DataError(
             f"{name}: labels from {labels.min()} to {labels.max()} (allowed: 0 to {MOST_CLASSES - 1:,})"
         )
-    return split(Path(name).stem, whole, test, n_val, int(labels.max()) + 1)
+    whole, *test = parts
+    return split(Path(name).stem, whole, test[0] if test else None, len(whole) // 5, int(labels.max()) + 1)
 
 
 def _examples(name: str, arrays: Arrays, suffix: str) -> Examples:
@@ -296,7 +293,5 @@ def _read_text(path: Path, sha256: str | None) -> str:
     """The user's text file, which must have this digest unless it is None."""
     try:
         return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
+        raise DataError(f"{path}: not readable as UTF-8 text ({reason(error)})") from None
