@@ -186,9 +186,7 @@ def intervention(
     target: Any = "layers" if layers else ""
     return interventions.decorator(
         name,
-        lambda apply: RegisteredIntervention(
-            (apply.__doc__ or "").partition("\n")[0], number, target, apply=apply
-        ),
+        lambda apply: RegisteredIntervention(number, target, apply=apply),
     )
 
 
