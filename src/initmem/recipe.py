@@ -209,11 +209,6 @@ class Recipe(BaseModel):
             raise ValueError(allowed(["kernels", "biases", "output", "patterns of layer names"]))
         return text
 
-    @property
-    def fixed_scales(self) -> dict[str, float]:
-        """`layer_scales` as factors by selector."""
-        return factors_of(self.layer_scales)
-
     @classmethod
     def parse(cls, values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Recipe:
         """Build a recipe; every bad field is reported at once, with its value and what is allowed."""

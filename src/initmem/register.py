@@ -60,7 +60,6 @@ class Tokens(NamedTuple):
 class Model:
     """A registered network: `build(input, outputs, width, **options)` returns a `torch.nn.Module`."""
 
-    name: str
     build: Callable[..., Any]
     options: Options
     kernels: Any = None  # which parameters are kernels, as for `Init.apply`; None: the usual ones
@@ -70,7 +69,6 @@ class Model:
 class RegisteredOptimizer:
     """A registered optimizer: `build(params, lr=..., **arguments)` returns a `torch.optim.Optimizer`."""
 
-    name: str
     build: Callable[..., Any]
     fields: Mapping[str, float]  # of a recipe, with the defaults of the signature
 
@@ -86,37 +84,33 @@ class Registry(Generic[Thing]):
     """What plugins have registered of one kind in this process, by decorators as in pytest and timm."""
 
     def __init__(self, kind: str, bundled: Collection[str]) -> None:
-        self._kind, self._bundled = kind, bundled
+        self._kind, self.bundled = kind, bundled
         self._things: dict[str, Thing] = {}
         self._homes: dict[str, str] = {}  # where each was defined
 
-    def add(self, name: object, build: Any, thing: Callable[[], Thing]) -> None:
-        """Take in a thing, once its name and the function or class that builds it are checked."""
+    def decorator(self, name: object, describe: Callable[[Any], Thing]) -> Callable[[Builder], Builder]:
+        """A decorator that registers a function or class as it is described, once its name is checked."""
         call = f"register.{self._kind}({name!r})"
-        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 100:
-            raise ConfigError(f"{call} (allowed: a name of letters, digits, - and _)")
-        if name in self._bundled:
-            raise ConfigError(f"{call}: this {self._kind} comes with initmem (allowed: another name)")
-        if not callable(build):
-            raise ConfigError(f"{call}: {build!r} cannot be called (allowed: a function)")
-        home = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', build)}"
-        # A module that is imported again, as by `importlib.reload`, registers the same thing.
-        if self._homes.get(name, home) != home:
-            raise ConfigError(f"{call}: {self._homes[name]} has this name already")
-        self._things[name], self._homes[name] = thing(), home
 
-    def decorator(self, name: object, thing: Callable[[Any], Thing]) -> Callable[[Builder], Builder]:
-        """A decorator that registers what it is given, as `thing` describes it."""
-
-        def registered(build: Builder) -> Builder:
-            self.add(name, build, lambda: thing(build))
+        def registered(build: Any) -> Any:
+            if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 100:
+                raise ConfigError(f"{call} (allowed: a name of letters, digits, - and _)")
+            if name in self.bundled:
+                raise ConfigError(f"{call}: this {self._kind} comes with initmem (allowed: another name)")
+            if not callable(build):
+                raise ConfigError(f"{call}: {build!r} cannot be called (allowed: a function)")
+            home = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', build)}"
+            # A module that is imported again, as by `importlib.reload`, registers the same thing.
+            if self._homes.get(name, home) != home:
+                raise ConfigError(f"{call}: {self._homes[name]} has this name already")
+            self._things[name], self._homes[name] = describe(build), home
             return build
 
         return registered
 
     def find(self, name: str) -> Thing | None:
         """What was registered under a name; None if nothing was."""
-        if name not in self._things and name not in self._bundled:
+        if name not in self._things and name not in self.bundled:
             load_installed()
         return self._things.get(name)
 
@@ -143,7 +137,7 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
         name: for `model` in a recipe.
         kernels: which parameters are kernels, where the usual rule does not cover them; as for `Init.apply`.
     """
-    return models.decorator(name, lambda build: Model(name, build, _options(name, build), kernels))
+    return models.decorator(name, lambda build: Model(build, _options(name, build), kernels))
 
 
 def optimizer(name: str) -> Callable[[Builder], Builder]:
@@ -157,7 +151,7 @@ def optimizer(name: str) -> Callable[[Builder], Builder]:
         name: for `optimizer` in a recipe.
     """
     return optimizers.decorator(
-        name, lambda build: RegisteredOptimizer(name, build, _optimizer_fields(name, build))
+        name, lambda build: RegisteredOptimizer(build, _optimizer_fields(name, build))
     )
 
 
@@ -184,20 +178,14 @@ def intervention(
             variables that they match.
     """
     target: Any = "layers" if layers else ""
-    return interventions.decorator(
-        name,
-        lambda apply: RegisteredIntervention(number, target, apply=apply),
-    )
+    return interventions.decorator(name, lambda apply: RegisteredIntervention(number, target, apply=apply))
 
 
 def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> None:
     """Refuse, with a `ValueError`, a name in a recipe that neither initmem nor a plugin has."""
-    kinds: dict[str, tuple[Collection[str], Registry[Any], tuple[str, ...]]] = {
-        "dataset": (catalog.DATASETS, datasets, DATASET_FORMS),
-        "model": (catalog.NETWORKS, models, ()),
-        "optimizer": (catalog.OPTIMIZERS, optimizers, ("torch:NAME",)),
-    }
-    bundled, registry, forms = kinds[kind]
+    registries: dict[str, Registry[Any]] = {"dataset": datasets, "model": models, "optimizer": optimizers}
+    forms = {"dataset": DATASET_FORMS, "model": (), "optimizer": ("torch:NAME",)}[kind]
+    registry, bundled = registries[kind], registries[kind].bundled
     is_form = kind == "dataset" and (name.endswith(".npz") or name.split(":")[0] in bundled)
     if name in bundled or is_form or registry.find(name):
         return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from initmem.cli import base
 from initmem.cli.base import app, print_json, say, show
@@ -57,14 +57,16 @@ def run(
     from initmem.engines.progress import watching
     from initmem.session import run_study
     from initmem.store.paths import default_store
-    from initmem.study_file import bundled
+    from initmem.study_file import bundled, load_study
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
     slots: tuple[dict[str, str], ...] = ()
+    trainer: Trainer | None = None
+    code: Mapping[str, Mapping[str, str]]  # versions of the user's code, to find out when it changes
     if command is not None:
         from initmem.pipeline.command import parse, placeholders, study_of
 
-        work = Work(*study_of(command, name, study, preset, settings, watch_files or (), workdir))
+        asked, code, trainer = study_of(command, name, study, preset, settings, watch_files or (), workdir)
         by_program = "gpu" in placeholders(parse(command))
         if by_program and gpus is None:
             raise ConfigError("command: {gpu} (needed: --gpus N)")
@@ -72,7 +74,8 @@ def run(
     elif gpus is not None:
         raise ConfigError(f"--gpus {gpus} (allowed: with --command; for bundled networks: --device cuda)")
     elif study is not None:
-        work = of_study(study, preset, settings, plugins or ())
+        asked = load_study(study, preset, settings, plugins=plugins or ())
+        code = plugin_code(asked)
     else:
         raise ConfigError(f"nothing to run ({allowed(bundled())}, the path of a .toml file, or --command)")
     chosen = engine_named(
@@ -83,18 +86,18 @@ def run(
             device=device,
             checkpoint_every=checkpoint_every,
             timeout=timeout,
-            trainer=work.trainer,
+            trainer=trainer,
             plugins=tuple(plugins or ()),
-            code=work.code,
+            code=code,
             about={"command": command, "torch": "not known"} if command else {},
             slots=slots,
         ),
     )
-    folder = store or default_store(f"{work.study.name}-{work.study.preset}")
+    folder = store or default_store(f"{asked.name}-{asked.preset}")
     native = engine == "local" and device == "cpu"
     with watching(sys.stderr) as watch:
         outcome = run_study(
-            work.study,
+            asked,
             folder,
             chosen,
             pack=pack,
@@ -103,39 +106,29 @@ def run(
             retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
-            on_start=lambda: introduce(work.study, folder, native=native, verbose=verbose),
+            on_start=lambda: introduce(asked, folder, native=native, verbose=verbose),
             watch=watch,
         )
-    print_outcome(work.study, folder, outcome, chosen.settings, until, verbose=verbose, as_json=as_json)
+    print_outcome(asked, folder, outcome, chosen.settings, until, verbose=verbose, as_json=as_json)
     if outcome.interrupted or not outcome.complete:
         sys.exit(base.INTERRUPTED if outcome.interrupted else 1)  # print_outcome has said so
 
 
-class Work(NamedTuple):
-    """A study and the code that trains it; without a trainer, the networks of its recipes."""
-
-    study: Study
-    code: Mapping[str, Mapping[str, str]]  # versions of the user's code, to find out when it changes
-    trainer: Trainer | None = None
-
-
-def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
-    """What a bundled study or a study file trains."""
+def plugin_code(study: Study) -> Mapping[str, Mapping[str, str]]:
+    """The versions of what plugins registered and the study uses, by its name or by recipe."""
     from initmem import register
     from initmem.intervention import Intervention
-    from initmem.study_file import load_study
 
-    asked = load_study(study, preset, overrides, plugins=plugins)
-    networks = [recipe.network for recipe in asked.recipes]
+    networks = [recipe.network for recipe in study.recipes]
     registered = [each for each in networks if register.has_any(each.model, each.optimizer, each.dataset)]
-    words = [Intervention.parse(text).word for text in asked.interventions]
+    words = [Intervention.parse(text).word for text in study.interventions]
     own = [one.apply for word in words if (one := register.interventions.find(word))]
     if not registered and not own:
-        return Work(asked, {})
+        return {}
     from initmem.pipeline.code_version import fingerprint, plugin_fingerprints  # it loads torch
 
-    by_recipe = {recipe.id: fingerprint(*own) for recipe in asked.recipes} if own else {}
-    return Work(asked, plugin_fingerprints(registered) | by_recipe)
+    by_recipe = {recipe.id: fingerprint(*own) for recipe in study.recipes} if own else {}
+    return plugin_fingerprints(registered) | by_recipe
 
 
 def introduce(study: Study, store: Path, *, native: bool = False, verbose: bool = False) -> None:
