@@ -155,7 +155,7 @@ class Sample:
             return
         data = load_images(self.name)
         x, y = self.images, self.labels
-        expected = split(self.name, Examples(x[:WHOLE], y[:WHOLE]), Examples(x[WHOLE:], y[WHOLE:]), N_VAL, 0)
+        expected = split(Examples(x[:WHOLE], y[:WHOLE]), Examples(x[WHOLE:], y[WHOLE:]), N_VAL, 0)
         assert data.shape == DATASETS[self.name].shape and data.classes == DATASETS[self.name].classes
         for part in ("train", "val", "test"):
             mine, other = getattr(data, part), getattr(expected, part)

@@ -51,7 +51,7 @@ def load_images(name: str) -> Dataset:
     n_train, n_val, _ = row.splits
     ends = (slice(n_train), slice(n_train, n_train + n_val), slice(n_train + n_val, None))
     train, val, test = (whole.take(part) for part in ends)
-    return Dataset(name, train, val, test, row.classes)
+    return Dataset(train, val, test, row.classes)
 
 
 def load_corpus() -> str:

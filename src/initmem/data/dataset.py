@@ -48,7 +48,6 @@ class Examples:
 class Dataset:
     """Training, validation and test examples."""
 
-    name: str
     train: Examples
     val: Examples
     test: Examples
@@ -122,13 +121,13 @@ def split_three(n: int) -> tuple[int, int, int]:
     return n - n_val - n_test, n_val, n_test
 
 
-def split(name: str, whole: Examples, test: Examples | None, n_val: int, classes: int) -> Dataset:
+def split(whole: Examples, test: Examples | None, n_val: int, classes: int) -> Dataset:
     """Hold out validation examples, and test examples if there are none, by the fixed permutation."""
     if test is None:
         kept, out = hold_out(len(whole), split_three(len(whole))[2])
         whole, test = whole.take(kept), whole.take(out)
     kept, out = hold_out(len(whole), n_val)
-    return Dataset(name, whole.take(kept), whole.take(out), test, classes)
+    return Dataset(whole.take(kept), whole.take(out), test, classes)
 
 
 def read_file(path: Path, limit: int, sha256: str | None) -> bytes:
@@ -176,4 +175,4 @@ def noise(sizes: Sizes, *, n_train: int, n_val: int, n_test: int = 1) -> Dataset
         return Examples(x, rng.integers(0, sizes.classes, labels))
 
     train, val, test = (examples(n) for n in (n_train, n_val, n_test))
-    return Dataset("noise", train, val, test, sizes.classes, sizes.vocabulary)
+    return Dataset(train, val, test, sizes.classes, sizes.vocabulary)

@@ -121,7 +121,7 @@ def _digits() -> Dataset:
 
     raw, row = load_digits(), DATASETS["digits"]
     x = (raw.images / 16).astype(np.float32)[..., None]
-    return split("digits", Examples(x, raw.target.astype(np.int64)), None, row.splits[1], row.classes)
+    return split(Examples(x, raw.target.astype(np.int64)), None, row.splits[1], row.classes)
 
 
 def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
@@ -131,7 +131,7 @@ def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
     y = np.arange(n) % SYNTHETIC_CLASSES
     noise = rng.random((n, height, width, channels), dtype=np.float32)
     x = 0.35 * patterns[y] + 0.65 * noise
-    return split("synthetic", Examples(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
+    return split(Examples(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
 
 
 def synthetic_shape(name: str) -> tuple[int, int, int, int]:
@@ -177,7 +177,7 @@ def _from_arrays(name: str, arrays: Arrays) -> Dataset:
             f"{name}: labels from {labels.min()} to {labels.max()} (allowed: 0 to {MOST_CLASSES - 1:,})"
         )
     whole, *test = parts
-    return split(Path(name).stem, whole, test[0] if test else None, len(whole) // 5, int(labels.max()) + 1)
+    return split(whole, test[0] if test else None, len(whole) // 5, int(labels.max()) + 1)
 
 
 def _examples(name: str, arrays: Arrays, suffix: str) -> Examples:
@@ -234,7 +234,7 @@ def _modular_addition(name: str) -> Dataset:
     n_train = round(fraction * p * p)
     rest, train = hold_out(p * p, n_train)
     val, test = np.split(rest, [len(rest) // 2])
-    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
+    return Dataset(whole.take(train), whole.take(val), whole.take(test), p, p + 1)
 
 
 def _modulus(name: str) -> tuple[int, float]:
@@ -268,7 +268,7 @@ def _characters(name: str, sha256: str | None = None) -> Dataset:
     out = round(HELD_OUT * windows)
     ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
     train, val, test = (whole.take(part) for part in ends)
-    return Dataset(name, train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
+    return Dataset(train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
 
 
 def _text_sizes(name: str) -> Sizes | None:
