@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from operator import index
@@ -19,7 +19,7 @@ from initmem import register
 from initmem.catalog import INTERVENTIONS
 from initmem.errors import ConfigError, allowed, is_text, validated
 from initmem.intervention import Intervention, check_epoch, checked
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
+from initmem.recipe import AnyRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
 from initmem.study import PERTURBATION, Scale, Seed, Study, Word
 
@@ -137,16 +137,29 @@ def own_study(
 
     Interventions that are in `own` are functions of the user.
     """
-    title = f"{name}: your own training code"
-    given: dict[str, Any] = {"name": name, "title": title, "chaos": chaos, "split": list(split)}
+    declared, grid = {**recipe, "pipeline": name}, grid or {}
+    for key, axis in grid.items():
+        if isinstance(axis, str) or not isinstance(axis, Sequence) or not axis:
+            raise ConfigError(f"grid[{key!r}] = {axis!r} (allowed: a list of at least one value)")
+        if key in declared:
+            raise ConfigError(f"{key}: in the recipe and in the grid (allowed: in one of them)")
+    # A list is an axis, and in the recipe of user code it is one value.
+    axes = {key: [value] for key, value in declared.items()} | {key: list(grid[key]) for key in grid}
     try:
-        given |= {"scales": [float(scale) for scale in scales], "seeds": [index(seed) for seed in seeds]}
+        given = {
+            "name": name,
+            "title": f"{name}: your own training code",
+            "recipe": axes,
+            "scales": None if interventions else [float(scale) for scale in scales],
+            "interventions": list(interventions) or None,
+            "seeds": [index(seed) for seed in seeds],
+            "chaos": chaos,
+            "split": list(split),
+        }
     except (TypeError, ValueError) as error:
         raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
-    if interventions:
-        given |= {"scales": None, "interventions": list(interventions)}
     file = validated(_File, given)
-    return _resolved(file, _own_recipes({**recipe, "pipeline": name}, grid or {}), own)
+    return _resolved(file, _expand(file), own)
 
 
 def _usual_form(text: str, recipes: Iterable[AnyRecipe], own: Collection[str]) -> str:
@@ -160,25 +173,6 @@ def _usual_form(text: str, recipes: Iterable[AnyRecipe], own: Collection[str]) -
     if one.word in INTERVENTIONS or str(one) != text or not is_text(text):
         raise ConfigError(f"interventions[{text!r}] (allowed: NAME or NAME@EPOCH, with a name not taken)")
     return text
-
-
-def _own_recipes(
-    recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
-) -> dict[AnyRecipe, tuple[int, ...]]:
-    """Recipes of user code; a list counts as an axis in the grid alone, elsewhere as one value."""
-    for key, axis in grid.items():
-        if isinstance(axis, str) or not isinstance(axis, Sequence) or not axis:
-            raise ConfigError(f"grid[{key!r}] = {axis!r} (allowed: a list of at least one value)")
-        if key in recipe:
-            raise ConfigError(f"{key}: in the recipe and in the grid (allowed: in one of them)")
-    return {PipelineRecipe.parse({**recipe, **values}): () for values in _combinations(grid)}
-
-
-def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of one value of each axis."""
-    if (size := math.prod(map(len, axes.values()))) > LARGEST_GRID:
-        raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
-    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def single(overrides: Sequence[str]) -> AnyRecipe:
@@ -284,9 +278,11 @@ def _expand(part: _Part) -> dict[AnyRecipe, tuple[int, ...]]:
         more = tuple(seed for seed in dict.fromkeys(block.more_seeds) if seed not in (part.seeds or [0]))
         fields = part.recipe | (block.model_extra or {})
         axes = {key: value if isinstance(value, list) else [value] for key, value in fields.items()}
-        for values in _combinations(axes):
+        if (size := math.prod(map(len, axes.values()))) > LARGEST_GRID:
+            raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
+        for values in itertools.product(*axes.values()):
             try:
-                recipe = _with_digest(parse_recipe(values))
+                recipe = _with_digest(parse_recipe(dict(zip(axes, values, strict=True))))
                 recipes[recipe] = more or recipes.get(recipe, ())
             except ConfigError as error:
                 wrong |= dict.fromkeys(str(error).split("; "))
