@@ -366,7 +366,7 @@ def test_a_corrupted_download_is_one_line_and_caches_nothing(cifar10, server, ca
     content = bytearray(cifar10.files["cifar-10-python.tar.gz"])
     content[len(content) // 2] ^= 1
     server.files["cifar-10-python.tar.gz"] = bytes(content)
-    refused(cache, f"{server.address}/cifar-10-python.tar.gz: corrupted download .*does not match")
+    refused(cache, f"cannot download {server.address}/cifar-10-python.tar.gz .*does not match")
     status, _, error = command("data", "get", "cifar10")
     assert status == 2 and len(error.splitlines()) == 1
     del server.files["cifar-10-python.tar.gz"]

@@ -121,10 +121,8 @@ def horizon_sums(recipe: Recipe, n_train: int) -> RateSums[float]:
         rates = [epoch_rates(recipe, n_train, epoch) for epoch in range(1, recipe.epochs + 1)]
         eta, eta2 = (sum(float((each**power).sum()) for each in rates) for power in (1, 2))
         return RateSums.of_recipe(recipe, eta, eta2)
-    if recipe.schedule == "constant":
-        return RateSums.of_recipe(recipe, recipe.learning_rate * k, recipe.learning_rate**2 * k)
-    level = recipe.learning_rate * (1 + recipe.lr_floor) / 2
-    swing = recipe.learning_rate * (1 - recipe.lr_floor) / 2
+    floor = 1.0 if recipe.schedule == "constant" else recipe.lr_floor
+    level, swing = recipe.learning_rate * (1 + floor) / 2, recipe.learning_rate * (1 - floor) / 2
     eta2 = level**2 * k + 2 * level * swing + swing**2 * max(k / 2, 1.0)
     return RateSums.of_recipe(recipe, level * k + swing, eta2)
 

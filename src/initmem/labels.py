@@ -23,12 +23,11 @@ PROCEDURE = (
 )  # fmt: skip
 
 
-# What goes without saying in a label.
-SILENT = {
-    "l2": 0.0, "patience": None, "train_size": None, "val_size": None,
-    "test_size": None, "warmup": 0, "augment": "none", "decay_on": "all", "test_unused": False,
-    "mup_base": None,
-}  # fmt: skip
+# What goes without saying in a label where it has its default.
+SILENT = (
+    "l2", "patience", "train_size", "val_size", "test_size", "warmup", "augment", "decay_on", "test_unused",
+    "mup_base", "beta1", "beta2", "epsilon",
+)  # fmt: skip
 
 
 def label(recipe: AnyRecipe, fields: Iterable[str]) -> str:
@@ -45,7 +44,7 @@ def informative(recipe: AnyRecipe, fields: Sequence[str]) -> list[str]:
     if isinstance(recipe, PipelineRecipe):
         declared = [name for name, _ in recipe.declared]
         return ["pipeline", *sorted(declared, key=lambda name: name not in BARE)]
-    usual = {name: DEFAULTS[name] for name in ("beta1", "beta2", "epsilon")} | SILENT
+    usual = {name: DEFAULTS[name] for name in SILENT}
     usual |= catalog.defaults_of(recipe.model, recipe.optimizer)
     del usual["width"]
     settings = recipe.settings()

@@ -13,7 +13,6 @@ from initmem.cli.base import app, argument, option, print_json, say, show, show_
 from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
-    from initmem.engines.plan import Plan
     from initmem.store.results import Results
     from initmem.study import Study
 
@@ -135,12 +134,12 @@ def plan(
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
+    from initmem.plots.columns import PLAN
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
-    results = stored(study, preset=preset, set=settings, plugin=plugins)
-    if results and power is None:
-        raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
-    if results:
+    if results := stored(study, preset=preset, set=settings, plugin=plugins):
+        if power is None:
+            raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
         from initmem.measures.design import default_metric  # it loads SciPy
 
         planned, metric = results.studies(), metric or default_metric(results.records())
@@ -152,12 +151,18 @@ def plan(
         return
     (asked,) = planned
     made = plan_of(asked, workers=workers or cores())
+    summary = asdict(made)
+    rows = summary.pop("rows")
     if as_json:
-        summary = asdict(made)
-        rows = summary.pop("rows")
         print_json("plan", rows, **summary)
-    else:
-        _print(made)
+        return
+    shown = [row | {"hours": duration(3600 * row["hours"])} for row in rows]
+    show_rows(f"{made.study}, preset {made.preset}", shown, PLAN)
+    say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
+    size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
+    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
+    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
+    say(f"{here} if nothing else runs (from timed training steps)")
 
 
 def _print_power(
@@ -192,18 +197,6 @@ def _print_power(
         return
     show(*(table_of(title, rows, COLUMNS) for title, rows in rows_of.items()))
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
-
-
-def _print(made: Plan) -> None:
-    from initmem.plots.columns import PLAN
-
-    rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
-    show_rows(f"{made.study}, preset {made.preset}", rows, PLAN)
-    say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
-    size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
-    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
-    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
-    say(f"{here} if nothing else runs (from timed training steps)")
 
 
 @app.command()

@@ -167,9 +167,7 @@ def _download(name: str, row: DatasetRow, work: Path) -> list[Path]:
         url = f"{row.address}/{file}"
         try:
             files.append(Path(pooch.retrieve(url, f"sha256:{sha256}", file, work, downloader=http)))
-        except ValueError as error:
-            raise DataError(f"{url}: corrupted download ({error})") from None
-        except OSError as error:  # requests wraps the cause in several layers
+        except (OSError, ValueError) as error:  # requests wraps the cause in several layers
             cause: BaseException = error
             while cause.__context__ is not None:
                 cause = cause.__context__
