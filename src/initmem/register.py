@@ -36,7 +36,7 @@ from pydantic import ConfigDict, create_model
 
 from initmem import catalog
 from initmem.catalog import InterventionRow, Options
-from initmem.errors import ConfigError, allowed, meant, validated
+from initmem.errors import ConfigError, allowed, validated
 
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
@@ -310,17 +310,7 @@ def checked_options(
 
     `fields` are names of a recipe, one of which may have been meant.
     """
-    unknown = [name for name in given if name not in options]
-    hints = [meant(name, [*options, *fields]) or allowed(options) for name in unknown]
-    wrong = [
-        f"unknown field {name} = {given[name]!r} ({hint})" for name, hint in zip(unknown, hints, strict=True)
-    ]
-    schema: Any = create_model("Options", __config__=ConfigDict(strict=True), **dict(options))  # type: ignore[call-overload]
-    values: dict[str, Any] = {}
-    try:
-        values = validated(schema, given).model_dump()
-    except ConfigError as error:
-        wrong.append(str(error))
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    config = ConfigDict(strict=True, extra="forbid")
+    schema: Any = create_model("Options", __config__=config, **dict(options))  # type: ignore[call-overload]
+    values = validated(schema, given, near=fields).model_dump()
     return tuple((name, values[name]) for name in sorted(values) if values[name] != options[name][1])
