@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from operator import index
@@ -277,12 +277,9 @@ def _expand(part: _Part) -> dict[AnyRecipe, tuple[int, ...]]:
     for block in part.grid or [_Block()]:
         more = tuple(seed for seed in dict.fromkeys(block.more_seeds) if seed not in (part.seeds or [0]))
         fields = part.recipe | (block.model_extra or {})
-        axes = {key: value if isinstance(value, list) else [value] for key, value in fields.items()}
-        if (size := math.prod(map(len, axes.values()))) > LARGEST_GRID:
-            raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
-        for values in itertools.product(*axes.values()):
+        for values in combinations(fields):
             try:
-                recipe = _with_digest(parse_recipe(dict(zip(axes, values, strict=True))))
+                recipe = _with_digest(parse_recipe(values))
                 recipes[recipe] = more or recipes.get(recipe, ())
             except ConfigError as error:
                 wrong |= dict.fromkeys(str(error).split("; "))
@@ -291,6 +288,14 @@ def _expand(part: _Part) -> dict[AnyRecipe, tuple[int, ...]]:
     if not recipes:
         raise ConfigError("the study has no recipe: an axis of its grid is an empty list")
     return recipes
+
+
+def combinations(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every combination of single values: a list is an axis."""
+    axes = [value if isinstance(value, list) else [value] for value in fields.values()]
+    if (size := math.prod(map(len, axes))) > LARGEST_GRID:
+        raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
+    return (dict(zip(fields, values, strict=True)) for values in itertools.product(*axes))
 
 
 def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
