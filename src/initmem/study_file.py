@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from initmem import register
 from initmem.catalog import INTERVENTIONS
 from initmem.errors import ConfigError, allowed, is_text, validated
+from initmem.files import reason
 from initmem.intervention import Intervention, check_epoch, checked
 from initmem.recipe import AnyRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
@@ -311,7 +312,6 @@ def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"dataset = {recipe.dataset!r} ({reason})") from None
+        raise ConfigError(f"dataset = {recipe.dataset!r} ({reason(error)})") from None
     dataset = recipe.dataset.removesuffix(name) + str(path.resolve())
     return recipe.model_copy(update={"data_sha256": digest, "dataset": dataset})
