@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from initmem.table import Columns, Table
+
+    Rows: TypeAlias = Sequence[Mapping[str, Any]]
+    TitledRows: TypeAlias = tuple[str, Rows, Columns]
 
 app = typer.Typer(
     name="initmem",
@@ -166,7 +169,7 @@ def show(*tables: Table, legend: bool = True) -> None:
         print_table(table, console(), legend=legend and table is tables[-1])
 
 
-def show_rows(title: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
+def show_rows(title: str, rows: Rows, columns: Columns) -> None:
     """Print rows as a table of these columns, as far as any row has a value there."""
     from initmem.table import table_of
 
@@ -174,7 +177,7 @@ def show_rows(title: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -
     show(table_of(title, [{key: row[key] for key in keys} for row in rows], columns))
 
 
-def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:
+def print_json(schema: str, rows: Rows, **summary: Any) -> None:
     """Print rows for programs; `summary` is what is true of all of them together."""
     from initmem.store.encoding import plain_values
 
@@ -184,13 +187,17 @@ def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -
     print(json.dumps(plain_values(content), indent=1, default=str, allow_nan=False))
 
 
-def answer(schema: str, rows: Sequence[Mapping[str, Any]], *lines: str, as_json: bool, **more: Any) -> None:
-    """Print rows for programs, or the same in lines for people."""
+def answer(
+    schema: str, rows: Rows, *lines: str, as_json: bool, table: TitledRows | None = None, **more: Any
+) -> None:
+    """Print rows for programs, or the same for people: as a table, in lines, or both."""
     if as_json:
         print_json(schema, rows, **more)
-    else:
-        for line in lines:
-            say(line)
+        return
+    if table:
+        show_rows(*table)
+    for line in lines:
+        say(line)
 
 
 def console() -> Console:

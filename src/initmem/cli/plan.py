@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,32 +146,26 @@ def plan(
     else:
         planned = [studies.load_study(study, preset, settings, plugins=plugins or ())]
     if power is not None:
-        sizes = {"memory": memory, "tolerance": tolerance}
-        _print_power(planned, power, metric, sizes, as_json=as_json)
+        _print_power(planned, power, metric, memory=memory, tolerance=tolerance, as_json=as_json)
         return
     (asked,) = planned
     made = plan_of(asked, workers=workers or cores())
     summary = asdict(made)
     rows = summary.pop("rows")
-    if as_json:
-        print_json("plan", rows, **summary)
-        return
     shown = [row | {"hours": duration(3600 * row["hours"])} for row in rows]
-    show_rows(f"{made.study}, preset {made.preset}", shown, PLAN)
-    say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
+    table = (f"{made.study}, preset {made.preset}", shown, PLAN)
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
-    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
     here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
-    say(f"{here} if nothing else runs (from timed training steps)")
+    lines = (
+        f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales",
+        f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}",
+        f"{here} if nothing else runs (from timed training steps)",
+    )
+    base.answer("plan", rows, *lines, table=table, as_json=as_json, **summary)
 
 
 def _print_power(
-    studies: Sequence[Study],
-    noise: str,
-    metric: str | None,
-    sizes: Mapping[str, float | None],
-    *,
-    as_json: bool,
+    studies: Sequence[Study], noise: str, metric: str | None, *, as_json: bool, **sizes: float | None
 ) -> None:
     from initmem.measures.advice import COLUMNS, power_rows
     from initmem.metric import metric_name
@@ -232,10 +226,8 @@ def clocks(
         published = [clock_of(recipe, name) for recipe in recipes]
         if any(published):
             rows = [row | {f"paper_{name}": value} for row, value in zip(rows, published, strict=True)]
-    if as_json:
-        print_json("clocks", rows)
-    else:
-        show_rows("Clocks at the end of training", rows, CLOCK_COLUMNS)
+    table = ("Clocks at the end of training", rows, CLOCK_COLUMNS)
+    base.answer("clocks", rows, table=table, as_json=as_json)
 
 
 @app.command()
@@ -281,10 +273,6 @@ def advise(
         lines = ["Clocks and what was seen at them: this is not a prediction."]
         if records and not any(row["records"] for row in rows):
             lines.insert(0, "no record of a recipe of the same family")
-    if as_json:
-        print_json("advise.store" if results else "advise", rows, **about)
-        return
     shown = [row | {"family": FAMILY_NAMES.get(str(row["family"]), "not known")} for row in rows]
-    show_rows(title, shown, ADVICE)
-    for line in lines:
-        say(line)
+    schema, table = "advise.store" if results else "advise", (title, shown, ADVICE)
+    base.answer(schema, rows, *lines, table=table, as_json=as_json, **about)
