@@ -54,11 +54,6 @@ def load_images(name: str) -> Dataset:
     return Dataset(train, val, test, row.classes)
 
 
-def load_corpus() -> str:
-    """The plays of Shakespeare in modern spelling, one after the other."""
-    return bytes(cached("text")["text"]).decode("utf-8")
-
-
 def is_cached(name: str) -> bool:
     """Whether a dataset is in the cache and intact, as far as its manifest tells."""
     with suppress(DataError):

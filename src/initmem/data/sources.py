@@ -93,7 +93,10 @@ def _named_sizes(name: str) -> Sizes | None:
         case "modular-addition":
             return _modular_addition(name).sizes
         case "text":
-            return _text_sizes(name)
+            length, path = _text_source(name)
+            windows = (CORPUS_LENGTH - 1) // length
+            out, tokens = round(HELD_OUT * windows), (CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
+            return None if path else Sizes(windows - 2 * out, out, out, 1, 1, length, *tokens)
     row = DATASETS.get(name)
     return Sizes(*row.splits, *row.shape, row.classes) if row else None
 
@@ -254,7 +257,7 @@ def _characters(name: str, sha256: str | None = None) -> Dataset:
     The last tenth is for testing and the tenth before it for validation, so that no two parts overlap.
     """
     length, path = _text_source(name)
-    text = cache.load_corpus() if path is None else _read_text(path, sha256)
+    text = _read_text(path, sha256) if path else bytes(cache.cached("text")["text"]).decode("utf-8")
     alphabet, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
     windows = (len(tokens) - 1) // length
     if windows < 20:
@@ -265,15 +268,6 @@ def _characters(name: str, sha256: str | None = None) -> Dataset:
     ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
     train, val, test = (whole.take(part) for part in ends)
     return Dataset(train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
-
-
-def _text_sizes(name: str) -> Sizes | None:
-    """The sizes of `text[:LENGTH]`; None where the user's file has to be read for them."""
-    length, path = _text_source(name)
-    windows = (CORPUS_LENGTH - 1) // length
-    out = round(HELD_OUT * windows)
-    sizes = Sizes(windows - 2 * out, out, out, 1, 1, length, CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
-    return sizes if path is None else None
 
 
 def _text_source(name: str) -> tuple[int, Path | None]:
