@@ -85,9 +85,9 @@ def load_study(
         recipes = _expand(file)
     except ConfigError as error:
         raise error if settings else ConfigError(f"study {name}: {error}") from None
-    for recipe in recipes if file.interventions else ():
-        if recipe.is_pipeline:
-            raise ConfigError(f"interventions with pipeline = {recipe.get('pipeline')!r} (allowed: networks)")
+    programs = [recipe.get("pipeline") for recipe in recipes if recipe.is_pipeline]
+    if file.interventions and programs:
+        raise ConfigError(f"interventions with pipeline = {programs[0]!r} (allowed: networks)")
     about = ", ".join(f"with {text}" for text in overrides) or file.about
     named = {"name": file.name or Path(name).stem, "about": about}
     return _resolved(file.model_copy(update=named), recipes)
