@@ -248,21 +248,12 @@ def in_a_line(error: BaseException) -> str:
 def _optimizer_fields(name: str, build: Callable[..., Any]) -> dict[str, float]:
     """The fields of a recipe that an optimizer takes, with the defaults of its signature."""
     try:
-        parameters = inspect.signature(build).parameters
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"register.optimizer({name!r}): its signature cannot be read ({error})") from None
-    first = next(iter(parameters), "")
-    needed = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if first == "lr" or "lr" not in parameters or not set(needed) <= {first, "lr"}:
-        raise ConfigError(
-            f"register.optimizer({name!r}): it takes ({', '.join(map(str, parameters.values()))}) "
-            "(allowed: (params, lr, argument=default, ...))"
-        )
-    given = {key: parameter.default for key, parameter in parameters.items()}
+        signature = inspect.signature(build)
+        signature.bind(None, lr=0.1).arguments["lr"]
+    except (TypeError, ValueError, KeyError) as error:  # KeyError: `lr` is no argument of its own
+        allowed_form = "(allowed: (params, lr, argument=default, ...))"
+        raise ConfigError(f"register.optimizer({name!r}): {error} {allowed_form}") from None
+    given = {key: parameter.default for key, parameter in signature.parameters.items()}
     betas = given.pop("betas", None)
     if isinstance(betas, tuple | list) and len(betas) == 2:
         given |= {"beta1": betas[0], "beta2": betas[1]}
