@@ -98,11 +98,11 @@ def _varies(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _follows(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Whether dataset and network determine a setting, so that it tells nothing more apart."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for each in settings:
-        data_and_network = (str(each.get("dataset")), str(each.get("model")))
-        values.setdefault(data_and_network, set()).add(str(each.get(name)))
-    return all(len(several) == 1 for several in values.values())
+
+    def distinct(*names: str) -> int:
+        return len({tuple(str(each.get(one)) for one in names) for each in settings})
+
+    return distinct("dataset", "model", name) == distinct("dataset", "model")
 
 
 def _short(name: str, value: object) -> str:

@@ -37,12 +37,9 @@ def status(
         rows = [
             {"study": study["name"], "preset": study["preset"]} | row
             for study in state["studies"]
-            for row in study["recipes"]
+            for row in study.pop("recipes")  # the rest of it is part of the summary
         ]
-        studies = [
-            {key: value for key, value in study.items() if key != "recipes"} for study in state["studies"]
-        ]
-        print_json("status", rows, store=state["store"], studies=studies, damaged=state["damaged"])
+        print_json("status", rows, **state)
     else:
         tables, lines = [], []
         for study in state["studies"]:
