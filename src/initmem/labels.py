@@ -74,8 +74,7 @@ def short_labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     """Names that a table has room for: where one of `labels` is long, the optimizer, the dataset, and what
     differs between recipes with the same of both, as far as this tells all of them apart."""
     full = labels(recipes)
-    bundled = [recipe for recipe in recipes if not isinstance(recipe, PipelineRecipe)]
-    if len(bundled) < len(recipes) or max(map(len, full), default=0) <= LONG:
+    if any(recipe.is_pipeline for recipe in recipes) or max(map(len, full), default=0) <= LONG:
         return full
     groups: dict[tuple[str, str], list[AnyRecipe]] = {}
     for recipe in recipes:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from initmem.cli import base
-from initmem.cli.base import app, argument, option, print_json, say, show, show_rows
+from initmem.cli.base import app, argument, option, print_json, say, show
 from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
     from initmem.store.results import Results
     from initmem.study import Study
+    from initmem.table import Columns
 
 
 FIRST = "quickstart"
@@ -38,19 +39,16 @@ def list_studies(
     from initmem.plots.columns import STUDIES
 
     rows = _study_rows(name)
-    if as_json:
-        print_json("studies", rows)
-        return
     shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
     if name is None:
-        brief = [row for row in shown if row["default"]]
-        keys = ("study", "title", "runs", "time")
-        show_rows("Bundled studies", brief, {key: STUDIES[key] for key in keys})
-        say("`initmem studies NAME` lists smaller and larger versions of one.")
+        shown = [row for row in shown if row["default"]]
+        title, keys = "Bundled studies", ["study", "title", "runs", "time"]
+        line = "`initmem studies NAME` lists smaller and larger versions of one."
     else:
-        keys = ("preset", "runs", "time", "flops", "about")
-        show_rows(f"{name}: {rows[0]['title']}", shown, {key: STUDIES[key] for key in keys})
-        say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
+        title, keys = f"{name}: {rows[0]['title']}", ["preset", "runs", "time", "flops", "about"]
+        line = "`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps."
+    columns: Columns = {key: STUDIES[key] for key in keys}
+    base.answer("studies", rows, line, table=(title, shown, columns), as_json=as_json)
 
 
 def _study_rows(name: str | None) -> list[dict[str, Any]]:

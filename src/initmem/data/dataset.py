@@ -74,10 +74,8 @@ class Dataset:
 
         With `test_unused` the training examples that are left over join the test examples.
         """
-        train, val, test = (
-            split.take(slice(0, size))
-            for split, size in ((self.train, train_size), (self.val, val_size), (self.test, test_size))
-        )
+        train, val = self.train.take(slice(train_size)), self.val.take(slice(val_size))
+        test = self.test.take(slice(test_size))
         if test_unused:
             unused = self.train.take(slice(len(train), None))
             test = Examples(np.concatenate([test.x, unused.x]), np.concatenate([test.y, unused.y]))
