@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from initmem.cli import base
 from initmem.cli.base import app, argument, option, print_json, say, show
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from initmem.table import Columns
 
 
-FIRST = "quickstart"
 WITH_POWER = "With --power: "
 
 
@@ -36,9 +35,10 @@ def list_studies(
 
     With a name: the presets of that study, its smaller and larger versions.
     """
+    from initmem.engines.plan import study_rows
     from initmem.plots.columns import STUDIES
 
-    rows = _study_rows(name)
+    rows = study_rows([name] if name else None)
     shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
     if name is None:
         shown = [row for row in shown if row["default"]]
@@ -49,37 +49,6 @@ def list_studies(
         line = "`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps."
     columns: Columns = {key: STUDIES[key] for key in keys}
     base.answer("studies", rows, line, table=(title, shown, columns), as_json=as_json)
-
-
-def _study_rows(name: str | None) -> list[dict[str, Any]]:
-    """A row per study and preset; quickstart first, and of every study its default preset."""
-    from initmem import study_file as studies
-    from initmem.engines.engine import cores
-    from initmem.engines.plan import rough_hours, study_flops
-
-    names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
-    loaded = [
-        (studies.load_study(one, preset), about, i == 0)
-        for one in names
-        for i, (preset, about) in enumerate(studies.presets(one).items())
-    ]
-    hours = rough_hours([study for study, _, _ in loaded], cores())
-    return [
-        {
-            "study": study.name,
-            "title": study.title,
-            "preset": study.preset,
-            "default": default,
-            "recipes": len(study.recipes),
-            "scales": len(study.levels),
-            "seeds": len(study.seeds),
-            "runs": len(study.all_runs()),
-            "flops": study_flops(study),
-            "hours_here": here,
-            "about": about,
-        }
-        for (study, about, default), here in zip(loaded, hours, strict=True)
-    ]
 
 
 def stored(name: str, **options: object) -> Results | None:
