@@ -156,7 +156,7 @@ class Sample:
         data = load_images(self.name)
         x, y = self.images, self.labels
         expected = split(Examples(x[:WHOLE], y[:WHOLE]), Examples(x[WHOLE:], y[WHOLE:]), N_VAL, 0)
-        assert data.shape == DATASETS[self.name].shape and data.classes == DATASETS[self.name].classes
+        assert data.sizes.shape == DATASETS[self.name].shape and data.classes == DATASETS[self.name].classes
         for part in ("train", "val", "test"):
             mine, other = getattr(data, part), getattr(expected, part)
             assert (mine.x.dtype, mine.y.dtype) == (np.uint8, np.int64)

@@ -55,17 +55,12 @@ class Dataset:
     vocabulary: int = 0  # of tokens; 0: the inputs are numbers
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Input shape as (channel, height, width)."""
-        height, width, channels = self.train.x.shape[1:]
-        return channels, height, width
-
-    @property
     def sizes(self) -> Sizes:
         """Its sizes."""
         splits = (len(self.train), len(self.val), len(self.test))
+        height, width, channels = self.train.x.shape[1:]
         labels = math.prod(self.train.y.shape[1:])
-        return Sizes(*splits, *self.shape, self.classes, self.vocabulary, labels)
+        return Sizes(*splits, channels, height, width, self.classes, self.vocabulary, labels)
 
     def limited(
         self, train_size: int | None, val_size: int | None, test_size: int | None, test_unused: bool = False
