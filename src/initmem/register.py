@@ -269,9 +269,7 @@ def _options(name: str, build: Callable[..., Any]) -> Options:
         hints = typing.get_type_hints(vars(build).get("__init__") if isinstance(build, type) else build)
     except (TypeError, ValueError, NameError) as error:
         raise ConfigError(f"register.model({name!r}): its signature cannot be read ({error})") from None
-    names = tuple(parameter.name for parameter in parameters)
-    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-    if names[: len(ARGUMENTS)] != ARGUMENTS or variadic:
+    if tuple(parameter.name for parameter in parameters[: len(ARGUMENTS)]) != ARGUMENTS:
         raise ConfigError(
             f"register.model({name!r}): the builder takes ({', '.join(map(str, parameters))}) "
             "(allowed: (input, outputs, width, *, option=default, ...))"
