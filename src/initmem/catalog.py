@@ -145,12 +145,6 @@ MNIST = DatasetRow(
     },
     sha256="c2069063c1105f2bf96266aef1ff68c6e13bdda7a54e37bf19c16f1db24efc83",
 )
-FASHION = (
-    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-)
 
 DATASETS = {
     "digits": DatasetRow("scikit-learn", (1078, 359, 360), (1, 8, 8)),
@@ -179,7 +173,12 @@ DATASETS = {
     "fashion-mnist": replace(
         MNIST,
         address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        files=dict(zip(MNIST.files, FASHION, strict=True)),
+        files={
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
         sha256="2cbc59191665e1ba3f2494648f17edac5974f748ab89fb2ae05597d658161f54",
     ),
     "synthetic": DatasetRow("generated"),

@@ -104,13 +104,9 @@ def _named_sizes(name: str) -> Sizes | None:
 def _limited(full: Sizes, recipe: Recipe) -> Sizes:
     """The sizes of the splits that a recipe uses, which are at most the full ones."""
     used = {field: getattr(recipe, field) or n for field, n in zip(SPLIT_SIZES, full, strict=False)}
-    too_large = [
-        f"{field} = {used[field]} (allowed: 1 to {n} for {recipe.dataset})"
-        for field, n in zip(SPLIT_SIZES, full, strict=False)
-        if used[field] > n
-    ]
-    if too_large:
-        raise DataError("; ".join(too_large))
+    for field, n in zip(SPLIT_SIZES, full, strict=False):
+        if used[field] > n:
+            raise DataError(f"{field} = {used[field]} (allowed: 1 to {n} for {recipe.dataset})")
     unused = full.n_train - used["train_size"] if recipe.test_unused else 0
     return Sizes(used["train_size"], used["val_size"], used["test_size"] + unused, *full[len(used) :])
 
@@ -226,17 +222,6 @@ def _in_one_unit(name: str, parts: list[Examples]) -> list[Examples]:
 
 def _modular_addition(name: str) -> Dataset:
     """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
-    p, fraction = _modulus(name)
-    a, b = np.divmod(np.arange(p * p), p)
-    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
-    whole = Examples(x, (a + b) % p)
-    n_train = round(fraction * p * p)
-    rest, train = hold_out(p * p, n_train)
-    val, test = np.split(rest, [len(rest) // 2])
-    return Dataset(whole.take(train), whole.take(val), whole.take(test), p, p + 1)
-
-
-def _modulus(name: str) -> tuple[int, float]:
     options = name.split(":")[1:]
     try:
         p = int(options[0]) if options else MODULUS
@@ -248,7 +233,13 @@ def _modulus(name: str) -> tuple[int, float]:
             f"dataset = {name!r} (allowed: modular-addition:MODULUS:FRACTION, as in modular-addition:97:0.5; "
             f"modulus 3 to {LARGEST_MODULUS}, fraction of the pairs for training between 0 and 1)"
         )
-    return p, fraction
+    a, b = np.divmod(np.arange(p * p), p)
+    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
+    whole = Examples(x, (a + b) % p)
+    n_train = round(fraction * p * p)
+    rest, train = hold_out(p * p, n_train)
+    val, test = np.split(rest, [len(rest) // 2])
+    return Dataset(whole.take(train), whole.take(val), whole.take(test), p, p + 1)
 
 
 def _characters(name: str, sha256: str | None = None) -> Dataset:
@@ -263,10 +254,9 @@ def _characters(name: str, sha256: str | None = None) -> Dataset:
     if windows < 20:
         raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
     x, y = (tokens[at : at + windows * length].astype(np.int64).reshape(-1, length) for at in (0, 1))
-    whole = Examples(x[:, None, :, None], y)
     out = round(HELD_OUT * windows)
-    ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
-    train, val, test = (whole.take(part) for part in ends)
+    ends = [windows - 2 * out, windows - out]
+    train, val, test = map(Examples, np.split(x[:, None, :, None], ends), np.split(y, ends))
     return Dataset(train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
 
 
