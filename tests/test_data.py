@@ -26,7 +26,7 @@ def test_sizes_are_those_of_the_data(name: str, expected: tuple[int, int, int]) 
     recipe = Recipe(dataset=name)
     data, expected_sizes = load(recipe), sizes(recipe)
     assert (len(data.train), len(data.val), len(data.test)) == expected == expected_sizes[:3]
-    assert data.shape == expected_sizes.shape
+    assert data.sizes.shape == expected_sizes.shape
     assert data.classes == expected_sizes.classes == len(np.unique(data.train.y))
     assert data.train.x.min() >= 0
     assert data.train.x.max() <= 1
@@ -83,7 +83,7 @@ def test_npz_with_its_own_test_part(tmp_path: Path) -> None:
     data = load(Recipe(dataset=str(path)))
     assert (len(data.train), len(data.val), len(data.test), data.classes) == (40, 10, 10, 5)
     assert data.train.x.dtype == np.uint8
-    assert data.shape == (3, 8, 8)
+    assert data.sizes.shape == (3, 8, 8)
 
 
 def test_an_npz_that_changed_after_the_study_was_read_is_refused(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_npz_floats_are_scaled_by_the_range_of_the_training_part(tmp_path: Path)
     x = np.linspace(-2, 2, 30 * 4).reshape(30, 4)
     np.savez(path, x_train=x, y_train=np.arange(30) % 2, x_test=2 * x, y_test=np.arange(30) % 2)
     data = load(Recipe(dataset=str(path), model="mlp"))
-    assert data.shape == (4, 1, 1)
+    assert data.sizes.shape == (4, 1, 1)
     assert np.isclose(max(data.train.x.max(), data.val.x.max()), 1)
     assert np.isclose(data.test.x.max(), 1.5)
 
@@ -138,7 +138,7 @@ def test_a_broken_or_missing_npz_is_explained(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 this is no archive")
     with pytest.raises(DataError, match="not a readable"):
         load(Recipe(dataset=str(path)))
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="No such file"):
         load(Recipe(dataset=str(tmp_path / "none.npz")))
 
 
@@ -172,7 +172,6 @@ def test_no_home_directory_is_one_line(monkeypatch) -> None:
         cache_dir()
     monkeypatch.setenv("INITMEM_DATA", "/data")
     assert cache_dir() == Path("/data")
-    assert cache_dir(Path("given")) == Path("given")
     monkeypatch.delenv("INITMEM_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_dir() == Path("/xdg/initmem")

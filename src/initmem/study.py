@@ -118,14 +118,10 @@ def _hashed(recipe: AnyRecipe) -> dict[str, Any]:
 
 def _address(run: Run) -> dict[str, Any]:
     """The scale and seed of a run; its pins, its perturbation and its intervention if it has any."""
-    address: dict[str, Any] = {"scale": run.scale, "seed": run.seed}
-    if run.pins:
-        address["pins"] = dict(run.pins)
-    if run.perturbation != 1.0:
-        address["perturbation"] = run.perturbation
-    if run.intervention:
-        address["intervention"] = run.intervention
-    return address
+    usual: dict[str, Any] = {"pins": {}, "perturbation": 1.0, "intervention": ""}
+    given = {"pins": dict(run.pins), "perturbation": run.perturbation, "intervention": run.intervention}
+    changed = {name: value for name, value in given.items() if value != usual[name]}
+    return {"scale": run.scale, "seed": run.seed} | changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +217,14 @@ class Study:
         return labels(self.recipes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, kept in the store so that it knows what was asked for."""
+        """Values for JSON, kept in the store so that it knows what was asked for."""
         content: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)} | {
             "recipes": [recipe_json(recipe) for recipe in self.recipes],
             "pins": dict(self.pins),
-            "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
+            "more_seeds": dict(self.more_seeds),
         }
-        lists = {name: list(value) for name, value in content.items() if isinstance(value, tuple)}
         later = ("schedule", "analyzed", "interventions")  # fields that the first version did not have
-        return {name: value for name, value in (content | lists).items() if value or name not in later}
+        return {name: value for name, value in content.items() if value or name not in later}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:

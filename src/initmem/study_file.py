@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from initmem import register
 from initmem.catalog import INTERVENTIONS
 from initmem.errors import ConfigError, allowed, is_text, validated
+from initmem.files import reason
 from initmem.intervention import Intervention, check_epoch, checked
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
+from initmem.recipe import AnyRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
 from initmem.study import PERTURBATION, Scale, Seed, Study, Word
 
@@ -76,40 +77,41 @@ def load_study(
         plugins: modules to import first; they register networks and datasets that the study names.
     """
     register.load(plugins)
-    file = _read(name)
+    file = _at_preset(_read(name), preset)
     settings = [override(text) for text in overrides]
-    part, chosen = _choose(file, preset)
     for key, value in settings:
-        part = _apply(part, key, value)
+        file = _apply(file, key, value)
     try:
-        recipes = _expand(part)
+        recipes = _expand(file)
     except ConfigError as error:
         raise error if settings else ConfigError(f"study {name}: {error}") from None
+    programs = [recipe.get("pipeline") for recipe in recipes if recipe.is_pipeline]
+    if file.interventions and programs:
+        raise ConfigError(f"interventions with pipeline = {programs[0]!r} (allowed: networks)")
+    about = ", ".join(f"with {text}" for text in overrides) or file.about
+    named = {"name": file.name or Path(name).stem, "about": about}
+    return _resolved(file.model_copy(update=named), recipes)
+
+
+def _resolved(file: _File, recipes: Mapping[AnyRecipe, tuple[int, ...]], own: Collection[str] = ()) -> Study:
+    """The study of a file at one preset, once its grid is multiplied out; every value once, in order."""
+    if file.interventions and file.scales:
+        raise ConfigError("scales and interventions in one study (allowed: one of them)")
+    texts = [_usual_form(text, recipes, own) for text in file.interventions or ()]
     return Study(
-        name=file.name or Path(name).stem,
+        name=file.name,
         title=file.title,
-        preset=chosen,
-        about=", ".join(f"with {text}" for text in overrides) or part.about,
+        preset=file.preset,
+        about=file.about,
         recipes=tuple(recipes),
-        scales=tuple(dict.fromkeys(part.scales or [1.0])),
-        interventions=_interventions(part, recipes),
-        seeds=tuple(dict.fromkeys(part.seeds or [0])),
+        scales=tuple(dict.fromkeys(file.scales or [1.0])),
+        interventions=tuple(dict.fromkeys(texts)),
+        seeds=tuple(dict.fromkeys(file.seeds or [0])),
         more_seeds=tuple((recipe.id, seeds) for recipe, seeds in recipes.items() if seeds),
         pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
         perturbation=PERTURBATION if file.chaos else 1.0,
         split=tuple(role for role in ROLES if role in file.split),
     )
-
-
-def _interventions(part: _Part, recipes: Collection[AnyRecipe]) -> tuple[str, ...]:
-    """The interventions in their usual form, each checked with every recipe."""
-    if part.interventions and part.scales:
-        raise ConfigError("scales and interventions in one study (allowed: one of them)")
-    for recipe in recipes if part.interventions else ():
-        if recipe.is_pipeline:
-            raise ConfigError(f"interventions with pipeline = {recipe.get('pipeline')!r} (allowed: networks)")
-    forms = [[checked(text, recipe) for text in part.interventions or ()] for recipe in recipes]
-    return tuple(dict.fromkeys(forms[0]))
 
 
 def presets(name: str) -> dict[str, str]:
@@ -136,30 +138,32 @@ def own_study(
 
     Interventions that are in `own` are functions of the user.
     """
+    declared, grid = {**recipe, "pipeline": name}, grid or {}
+    for key, axis in grid.items():
+        if isinstance(axis, str) or not isinstance(axis, Sequence) or not axis:
+            raise ConfigError(f"grid[{key!r}] = {axis!r} (allowed: a list of at least one value)")
+        if key in declared:
+            raise ConfigError(f"{key}: in the recipe and in the grid (allowed: in one of them)")
+    # A list is an axis, and in the recipe of user code it is one value.
+    axes = {key: [value] for key, value in declared.items()} | {key: list(grid[key]) for key in grid}
     try:
-        given = {"scales": [float(scale) for scale in scales], "seeds": [index(seed) for seed in seeds]}
+        given = {
+            "name": name,
+            "title": f"{name}: your own training code",
+            "recipe": axes,
+            "scales": None if interventions else [float(scale) for scale in scales],
+            "interventions": list(interventions) or None,
+            "seeds": [index(seed) for seed in seeds],
+            "chaos": chaos,
+            "split": list(split),
+        }
     except (TypeError, ValueError) as error:
         raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
-    part = validated(_Part, given)
-    for role in split:
-        if role not in ROLES:
-            raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
-    recipes = tuple(_own_recipes({**recipe, "pipeline": name}, grid or {}))
-    return Study(
-        name=name,
-        title=f"{name}: your own training code",
-        preset="full",
-        about="",
-        recipes=recipes,
-        interventions=tuple(dict.fromkeys(_own_intervention(text, recipes, own) for text in interventions)),
-        scales=tuple(dict.fromkeys(part.scales or [])),
-        seeds=tuple(dict.fromkeys(part.seeds or [])),
-        perturbation=PERTURBATION if chaos else 1.0,
-        split=tuple(role for role in ROLES if role in split),
-    )
+    file = validated(_File, given)
+    return _resolved(file, _expand(file), own)
 
 
-def _own_intervention(text: str, recipes: Sequence[AnyRecipe], own: Collection[str]) -> str:
+def _usual_form(text: str, recipes: Iterable[AnyRecipe], own: Collection[str]) -> str:
     """An intervention of initmem in its usual form, or the name that a user gave to a function."""
     if text not in own:
         forms = [checked(text, recipe) for recipe in recipes]
@@ -170,23 +174,6 @@ def _own_intervention(text: str, recipes: Sequence[AnyRecipe], own: Collection[s
     if one.word in INTERVENTIONS or str(one) != text or not is_text(text):
         raise ConfigError(f"interventions[{text!r}] (allowed: NAME or NAME@EPOCH, with a name not taken)")
     return text
-
-
-def _own_recipes(recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> dict[PipelineRecipe, None]:
-    """Recipes of user code; a list counts as an axis in the grid alone, elsewhere as one value."""
-    for key, axis in grid.items():
-        if isinstance(axis, str) or not isinstance(axis, Sequence) or not axis:
-            raise ConfigError(f"grid[{key!r}] = {axis!r} (allowed: a list of at least one value)")
-        if key in recipe:
-            raise ConfigError(f"{key}: in the recipe and in the grid (allowed: in one of them)")
-    return dict.fromkeys(PipelineRecipe.parse({**recipe, **values}) for values in _combinations(grid))
-
-
-def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of one value of each axis."""
-    if (size := math.prod(map(len, axes.values()))) > LARGEST_GRID:
-        raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
-    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def single(overrides: Sequence[str]) -> AnyRecipe:
@@ -224,24 +211,29 @@ def _text(name: str) -> str:
         raise ConfigError(f"study file {name}: cannot be read: {error}") from None
 
 
-def _choose(file: _File, preset: str | None) -> tuple[_Part, str]:
-    """Lay the chosen preset over the top of the file."""
+def _at_preset(file: _File, preset: str | None) -> _File:
+    """The file with the chosen preset laid over its top."""
     chosen = preset or file.default_preset or file.preset
     if chosen == file.preset:
-        return file, chosen
+        return file
     if chosen not in file.presets:
         raise ConfigError(f"preset = {chosen!r} ({allowed([file.preset, *file.presets], chosen)})")
-    over = file.presets[chosen]
-    grid = file.grid if over.seeds is None else _without(file.grid, "more_seeds")
-    levels = over if over.scales or over.interventions else file
-    return _Part(
-        about=over.about,
-        scales=levels.scales,
-        interventions=levels.interventions,
-        seeds=over.seeds or file.seeds,
-        recipe=file.recipe | over.recipe,
-        grid=grid if over.grid is None else over.grid,
-    ), chosen
+    return _over(file, file.presets[chosen]).model_copy(update={"preset": chosen})
+
+
+def _over(file: _File, given: _Part) -> _File:
+    """The file with what is given laid over its top. Seeds that are given in another place are all seeds."""
+    grid = file.grid if given.seeds is None else _without(file.grid, "more_seeds")
+    levels = file if given.scales is None and given.interventions is None else given
+    update = {
+        "about": given.about,
+        "scales": levels.scales,
+        "interventions": levels.interventions,
+        "seeds": given.seeds or file.seeds,
+        "recipe": file.recipe | given.recipe,
+        "grid": grid if given.grid is None else given.grid,
+    }
+    return file.model_copy(update=update)
 
 
 def override(text: str) -> tuple[str, Any]:
@@ -263,19 +255,16 @@ def listed(key: str, value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _apply(part: _Part, key: str, value: Any) -> _Part:
+def _apply(file: _File, key: str, value: Any) -> _File:
     """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
-    if key not in ("scales", "seeds", "interventions"):
-        update = {"recipe": part.recipe | {key: value}, "grid": _without(part.grid, key)}
-        return part.model_copy(update=update)
-    given = validated(_Part, {key: listed(key, value)})
-    grid = _without(part.grid, "more_seeds") if key == "seeds" else part.grid
-    other = {"scales": {"interventions": None}, "interventions": {"scales": None}}.get(key, {})
-    return part.model_copy(update={key: getattr(given, key), "grid": grid} | other)
+    if key in ("scales", "seeds", "interventions"):
+        return _over(file, validated(_Part, {key: listed(key, value)}))
+    update = {"recipe": file.recipe | {key: value}, "grid": _without(file.grid, key)}
+    return file.model_copy(update=update)
 
 
 def _without(grid: list[_Block] | None, key: str) -> list[_Block] | None:
-    """The grid without one field. Seeds that are given in another place are all seeds."""
+    """The grid without one field."""
     return grid and [_Block(**{name: value for name, value in block if name != key}) for block in grid]
 
 
@@ -289,8 +278,7 @@ def _expand(part: _Part) -> dict[AnyRecipe, tuple[int, ...]]:
     for block in part.grid or [_Block()]:
         more = tuple(seed for seed in dict.fromkeys(block.more_seeds) if seed not in (part.seeds or [0]))
         fields = part.recipe | (block.model_extra or {})
-        axes = {key: value if isinstance(value, list) else [value] for key, value in fields.items()}
-        for values in _combinations(axes):
+        for values in combinations(fields):
             try:
                 recipe = _with_digest(parse_recipe(values))
                 recipes[recipe] = more or recipes.get(recipe, ())
@@ -301,6 +289,14 @@ def _expand(part: _Part) -> dict[AnyRecipe, tuple[int, ...]]:
     if not recipes:
         raise ConfigError("the study has no recipe: an axis of its grid is an empty list")
     return recipes
+
+
+def combinations(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every combination of single values: a list is an axis."""
+    axes = [value if isinstance(value, list) else [value] for value in fields.values()]
+    if (size := math.prod(map(len, axes))) > LARGEST_GRID:
+        raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
+    return (dict(zip(fields, values, strict=True)) for values in itertools.product(*axes))
 
 
 def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
@@ -316,7 +312,6 @@ def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"dataset = {recipe.dataset!r} ({reason})") from None
+        raise ConfigError(f"dataset = {recipe.dataset!r} ({reason(error)})") from None
     dataset = recipe.dataset.removesuffix(name) + str(path.resolve())
     return recipe.model_copy(update={"data_sha256": digest, "dataset": dataset})

@@ -9,17 +9,20 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
 from initmem import __version__
-from initmem.errors import ConfigError, InitmemError
+from initmem.errors import InitmemError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from initmem.table import Columns, Table
+
+    Rows: TypeAlias = Sequence[Mapping[str, Any]]
+    TitledRows: TypeAlias = tuple[str, Rows, Columns]
 
 app = typer.Typer(
     name="initmem",
@@ -34,7 +37,7 @@ INTERRUPTED = 130
 UNLIMITED = 10_000  # columns: wider than any table
 
 
-# -- options that several commands share, and those of `initmem run` ---------------------------------------
+# -- options that several commands share ------------------------------------------------------------------
 
 
 def argument(help: str, **more: Any) -> Any:
@@ -76,19 +79,6 @@ def seeds_option(text: str) -> str:
     return f"seeds={list(range(int(text)))}" if text.strip().isdecimal() else f"seeds=[{text}]"
 
 
-def engine_option(text: str) -> tuple[str, str | int]:
-    """Read `partition=long`."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.isidentifier() or not value:
-        raise ConfigError(f"engine option {text!r} (allowed: KEY=VALUE, as in partition=long)")
-    return key, int(value) if value.isdecimal() else value
-
-
-WITH_COMMAND = "With --command: "
-StudyName = Annotated[
-    str | None,
-    argument("A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies),
-]
 StudyOrStore = Annotated[
     str, argument("A bundled study, a .toml file, or a store or archive.", autocompletion=bundled_studies)
 ]
@@ -116,62 +106,6 @@ Workers = Annotated[int | None, option("N", "Worker processes.", min=1, show_def
 Output = Annotated[Path | None, output_file("PATH", "A file; with `all`, a directory.")]
 Reference = Annotated[bool, flag("--reference", "Show the paper's values beside the measured ones.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON for programs (see docs/json.md).")]
-
-StoreOption = Annotated[
-    Path | None, option("DIR", "Where the records go.", "--store", show_default="runs/STUDY-PRESET")
-]
-Command = Annotated[
-    str | None,
-    option(
-        "PROGRAM",
-        "Train with your own program, which writes JSON lines: "
-        "'python train.py --scale {scale} --seed {seed} --out {history}'.",
-    ),
-]
-Name = Annotated[str | None, option("NAME", f"{WITH_COMMAND}its name.", show_default="that of the script")]
-Watch = Annotated[
-    list[Path] | None, option("FILE", f"{WITH_COMMAND}another file that training depends on.", "--watch")
-]
-Workdir = Annotated[
-    str, option("own|shared", f"{WITH_COMMAND}a directory for every run, removed afterwards, or this one.")
-]
-Gpus = Annotated[
-    int | None,
-    option("N", f"{WITH_COMMAND}N workers, a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in it.", min=1),
-]
-Until = Annotated[
-    float | None,
-    option("PP", "Add seeds, at planned interim analyses, until no interval is wider.", min=0.01),
-]
-MaxSeeds = Annotated[int, option("N", "With --until: the most seeds per recipe.", min=1)]
-EngineName = Annotated[str, option("NAME", "Where runs execute: local, inline, ray or slurm.", "--engine")]
-EngineOptions = Annotated[
-    list[Any] | None,
-    option(
-        "KEY=VALUE",
-        "For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
-        "-E",
-        "--engine-option",
-        parser=engine_option,
-    ),
-]
-Device = Annotated[str, option("NAME", "cpu, cuda or cuda:N (untested).")]
-PackSize = Annotated[
-    int | None, option("N", "Replicas trained together.", "--pack", min=1, show_default="by shape")
-]
-CheckpointEvery = Annotated[float, option("SECONDS", "Time between two checkpoints.", min=0)]
-Timeout = Annotated[
-    float | None,
-    option("SECONDS", "End a pack that finishes no epoch for this long.", min=0.001, show_default="never"),
-]
-RetryCrashed = Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")]
-KeepOld = Annotated[bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")]
-KeepGoing = Annotated[bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")]
-Verbose = Annotated[
-    bool,
-    flag("-v", "Also the layers in use, the metric, a legend and every note.", "--verbose", "--explain"),
-]
-Explain = Annotated[bool, flag("--explain", "Also every note on single recipes.")]
 
 
 # -- the application and its output --------------------------------------------------------------------------
@@ -235,14 +169,15 @@ def show(*tables: Table, legend: bool = True) -> None:
         print_table(table, console(), legend=legend and table is tables[-1])
 
 
-def show_rows(title: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
-    """Print rows with equal keys as a table."""
+def show_rows(title: str, rows: Rows, columns: Columns) -> None:
+    """Print rows as a table of these columns, as far as any row has a value there."""
     from initmem.table import table_of
 
-    show(table_of(title, rows, columns))
+    keys = [key for key in map(str, columns) if any(row.get(key) not in (None, "") for row in rows)]
+    show(table_of(title, [{key: row[key] for key in keys} for row in rows], columns))
 
 
-def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:
+def print_json(schema: str, rows: Rows, **summary: Any) -> None:
     """Print rows for programs; `summary` is what is true of all of them together."""
     from initmem.store.encoding import plain_values
 
@@ -252,13 +187,17 @@ def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -
     print(json.dumps(plain_values(content), indent=1, default=str, allow_nan=False))
 
 
-def answer(schema: str, rows: Sequence[Mapping[str, Any]], *lines: str, as_json: bool, **more: Any) -> None:
-    """Print rows for programs, or the same in lines for people."""
+def answer(
+    schema: str, rows: Rows, *lines: str, as_json: bool, table: TitledRows | None = None, **more: Any
+) -> None:
+    """Print rows for programs, or the same for people: as a table, in lines, or both."""
     if as_json:
         print_json(schema, rows, **more)
-    else:
-        for line in lines:
-            say(line)
+        return
+    if table:
+        show_rows(*table)
+    for line in lines:
+        say(line)
 
 
 def console() -> Console:

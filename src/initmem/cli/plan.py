@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from initmem.cli import base
-from initmem.cli.base import app, argument, option, print_json, say, show, show_rows
+from initmem.cli.base import app, argument, option, print_json, say, show
 from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
-    from initmem.measures.advice import Observation
-    from initmem.recipe import Recipe
     from initmem.store.results import Results
     from initmem.study import Study
-    from initmem.table import Key
+    from initmem.table import Columns
 
 
-FIRST = "quickstart"
 WITH_POWER = "With --power: "
 
 
@@ -37,57 +34,20 @@ def list_studies(
 
     With a name: the presets of that study, its smaller and larger versions.
     """
+    from initmem.engines.plan import study_rows
     from initmem.plots.columns import STUDIES
 
-    rows = _study_rows(name)
-    if as_json:
-        print_json("studies", rows)
-        return
+    rows = study_rows([name] if name else None)
     shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
     if name is None:
-        brief = [row for row in shown if row["default"]]
-        show_rows("Bundled studies", _only(brief, ("study", "title", "runs", "time")), STUDIES)
-        say("`initmem studies NAME` lists smaller and larger versions of one.")
+        shown = [row for row in shown if row["default"]]
+        title, keys = "Bundled studies", ["study", "title", "runs", "time"]
+        line = "`initmem studies NAME` lists smaller and larger versions of one."
     else:
-        keys = ("preset", "runs", "time", "flops", "about")
-        show_rows(f"{name}: {rows[0]['title']}", _only(shown, keys), STUDIES)
-        say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
-
-
-def _study_rows(name: str | None) -> list[dict[str, Any]]:
-    """A row per study and preset; quickstart first, and of every study its default preset."""
-    from initmem import study_file as studies
-    from initmem.engines.engine import cores
-    from initmem.engines.plan import rough_hours, study_flops
-
-    names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
-    loaded = [
-        (studies.load_study(one, preset), about, i == 0)
-        for one in names
-        for i, (preset, about) in enumerate(studies.presets(one).items())
-    ]
-    hours = rough_hours([study for study, _, _ in loaded], cores())
-    return [
-        {
-            "study": study.name,
-            "title": study.title,
-            "preset": study.preset,
-            "default": default,
-            "recipes": len(study.recipes),
-            "scales": len(study.levels),
-            "seeds": len(study.seeds),
-            "runs": len(study.all_runs()),
-            "flops": study_flops(study),
-            "hours_here": here,
-            "about": about,
-        }
-        for (study, about, default), here in zip(loaded, hours, strict=True)
-    ]
-
-
-def _only(rows: list[dict[str, Any]], keys: Iterable[Key]) -> list[dict[str, Any]]:
-    """The cells under some keys, as far as a row has them."""
-    return [{str(key): row[str(key)] for key in keys if key in row} for row in rows]
+        title, keys = f"{name}: {rows[0]['title']}", ["preset", "runs", "time", "flops", "about"]
+        line = "`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps."
+    columns: Columns = {key: STUDIES[key] for key in keys}
+    base.answer("studies", rows, line, table=(title, shown, columns), as_json=as_json)
 
 
 def stored(name: str, **options: object) -> Results | None:
@@ -140,36 +100,36 @@ def plan(
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
+    from initmem.plots.columns import PLAN
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
-    results = stored(study, preset=preset, set=settings, plugin=plugins)
-    if results and power is None:
-        raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
-    if results:
+    if results := stored(study, preset=preset, set=settings, plugin=plugins):
+        if power is None:
+            raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
         from initmem.measures.design import default_metric  # it loads SciPy
 
         planned, metric = results.studies(), metric or default_metric(results.records())
     else:
         planned = [studies.load_study(study, preset, settings, plugins=plugins or ())]
     if power is not None:
-        sizes = {"memory": memory, "tolerance": tolerance}
-        _print_power(planned, power, metric, sizes, as_json=as_json)
+        _print_power(planned, power, metric, memory=memory, tolerance=tolerance, as_json=as_json)
         return
     (asked,) = planned
-    rows, summary = plan_of(asked, workers=workers or cores())
-    if as_json:
-        print_json("plan", rows, **summary)
-    else:
-        _print(rows, summary)
+    rows, made = plan_of(asked, workers=workers or cores())
+    shown = [row | {"hours": duration(3600 * row["hours"])} for row in rows]
+    table = (f"{made['study']}, preset {made['preset']}", shown, PLAN)
+    size = f"{made['disk_bytes'] / 1e6:,.1f} MB of records"
+    here = f"here, with {count(made['workers'], 'worker')}: {duration(3600 * made['hours_here'])}"
+    lines = (
+        f"{count(made['runs'], 'run')}: {count(made['recipes'], 'recipe')}, {made['cells']} recipes x scales",
+        f"{count(made['updates'], 'update')}, {made['flops']:.2e} operations, {size}",
+        f"{here} if nothing else runs (from timed training steps)",
+    )
+    base.answer("plan", rows, *lines, table=table, as_json=as_json, **made)
 
 
 def _print_power(
-    studies: Sequence[Study],
-    noise: str,
-    metric: str | None,
-    sizes: Mapping[str, float | None],
-    *,
-    as_json: bool,
+    studies: Sequence[Study], noise: str, metric: str | None, *, as_json: bool, **sizes: float | None
 ) -> None:
     from initmem.measures.advice import COLUMNS, power_rows
     from initmem.metric import metric_name
@@ -195,19 +155,6 @@ def _print_power(
         return
     show(*(table_of(title, rows, COLUMNS) for title, rows in rows_of.items()))
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
-
-
-def _print(rows: list[dict[str, Any]], made: Mapping[str, Any]) -> None:
-    from initmem.plots.columns import PLAN
-
-    rows = [row | {"hours": duration(3600 * row["hours"])} for row in rows]
-    shown = [key for key in PLAN if key != "note" or any(row["note"] for row in rows)]
-    show_rows(f"{made['study']}, preset {made['preset']}", _only(rows, shown), PLAN)
-    say(f"{count(made['runs'], 'run')}: {count(made['recipes'], 'recipe')}, {made['cells']} recipes x scales")
-    size = f"{made['disk_bytes'] / 1e6:,.1f} MB of records"
-    say(f"{count(made['updates'], 'update')}, {made['flops']:.2e} operations, {size}")
-    here = f"here, with {count(made['workers'], 'worker')}: {duration(3600 * made['hours_here'])}"
-    say(f"{here} if nothing else runs (from timed training steps)")
 
 
 @app.command()
@@ -243,10 +190,8 @@ def clocks(
         published = [clock_of(recipe, name) for recipe in recipes]
         if any(published):
             rows = [row | {f"paper_{name}": value} for row, value in zip(rows, published, strict=True)]
-    if as_json:
-        print_json("clocks", rows)
-    else:
-        show_rows("Clocks at the end of training", rows, CLOCK_COLUMNS)
+    table = ("Clocks at the end of training", rows, CLOCK_COLUMNS)
+    base.answer("clocks", rows, table=table, as_json=as_json)
 
 
 @app.command()
@@ -265,69 +210,33 @@ def advise(
     Also the least changes that reach a clock at which recipes forgot. It makes no prediction. For a
     store, also one of your own code, it uses the clocks that were recorded.
     """
-    from initmem import study_file as studies
     from initmem.clocks import FAMILY_NAMES
-    from initmem.measures.advice import observations
+    from initmem.measures.advice import from_records, observations, of_study
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE
+    from initmem.study_file import load_study
 
     seen = reference.observations()
     for path in records or ():
         seen += observations(path, path.name)
+    about: dict[str, str] = {}
     if results := stored(study, preset=preset, set=overrides, plugin=plugins):
-        _print_advice(results, seen, as_json=as_json)
-        return
-    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
-    recipes = [recipe.network for recipe in asked.recipes]
-    rows = [_advice_row(label, recipe, seen) for label, recipe in zip(asked.labels(), recipes, strict=True)]
-    if as_json:
-        print_json("advise", rows, study=asked.name, preset=asked.preset)
-        return
-    title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
-    shown = [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows]
-    show_rows(title, _only(shown, [key for key in ADVICE if records or key != "records"]), ADVICE)
-    if records and not any(row["records"] for row in rows):
-        say("no record of a recipe of the same family")
-    say("Clocks and what was seen at them: this is not a prediction.")
-
-
-def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -> None:
-    """Advice from the records of a store, whatever trained them."""
-    from initmem.clocks import FAMILY_NAMES
-    from initmem.measures.advice import from_records
-    from initmem.plots.columns import ADVICE
-
-    rows = from_records(results, results.path.name, seen)
-    if not rows:
-        raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
-    if as_json:
-        print_json("advise.store", rows)
-        return
+        title = f"{results.path.name}: clocks that were recorded up to the last epoch"
+        rows = from_records(results, results.path.name, seen)
+        lines = [
+            "Each change alone reaches the clock of a recipe that forgot, if the schedule keeps its shape.",
+            "What accuracy or memory it has there is not known: this is not a prediction.",
+        ]
+        if not rows:
+            raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
+    else:
+        asked = load_study(study, preset, overrides or (), plugins=plugins or ())
+        about = {"study": asked.name, "preset": asked.preset}
+        title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
+        rows = of_study(asked, seen)
+        lines = ["Clocks and what was seen at them: this is not a prediction."]
+        if records and not any(row["records"] for row in rows):
+            lines.insert(0, "no record of a recipe of the same family")
     shown = [row | {"family": FAMILY_NAMES.get(str(row["family"]), "not known")} for row in rows]
-    title = f"{results.path.name}: clocks that were recorded up to the last epoch"
-    show_rows(title, _only(shown, ADVICE), ADVICE)
-    say("Each change alone reaches the clock of a recipe that forgot, if the schedule keeps its shape.")
-    say("What accuracy or memory it has there is not known: this is not a prediction.")
-
-
-def _advice_row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str, Any]:
-    from initmem.clocks import clocks
-    from initmem.data.sources import sizes
-    from initmem.measures.advice import changes, family_clock, in_words, nearest, reached
-
-    n_train = sizes(recipe).n_train
-    family, value = family_clock(recipe, n_train)
-    near, options = nearest(recipe, n_train, seen), changes(recipe, n_train, seen)
-    there = reached(recipe, n_train, seen)
-    none = f"none ({there})" if there else "no single change within usual bounds"
-    return {
-        "recipe": label,
-        **clocks(recipe, n_train).at_end(),
-        "family": family,
-        "value": value,
-        "paper": next((str(one) for one in near if one.source == "paper"), ""),
-        "records": next((str(one) for one in near if one.source != "paper"), ""),
-        "advice": in_words(options) or none,
-        "seen": [one.to_json() for one in near],
-        "changes": [one._asdict() | {"seen": one.seen.to_json()} for one in options],
-    }
+    schema, table = "advise.store" if results else "advise", (title, shown, ADVICE)
+    base.answer(schema, rows, *lines, table=table, as_json=as_json, **about)

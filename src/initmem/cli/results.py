@@ -37,12 +37,9 @@ def status(
         rows = [
             {"study": study["name"], "preset": study["preset"]} | row
             for study in state["studies"]
-            for row in study["recipes"]
+            for row in study.pop("recipes")  # the rest of it is part of the summary
         ]
-        studies = [
-            {key: value for key, value in study.items() if key != "recipes"} for study in state["studies"]
-        ]
-        print_json("status", rows, store=state["store"], studies=studies, damaged=state["damaged"])
+        print_json("status", rows, **state)
     else:
         tables, lines = [], []
         for study in state["studies"]:
@@ -85,7 +82,7 @@ def measure(
     form: Annotated[
         str | None, option("NAME", "In place of a table here: latex, markdown or csv.", "--format")
     ] = None,
-    explain: base.Explain = False,
+    explain: Annotated[bool, flag("--explain", "Also every note on single recipes.")] = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.

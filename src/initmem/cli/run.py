@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from initmem.cli import base
-from initmem.cli.base import app, print_json, say, show
+from initmem.cli.base import app, argument, flag, option, print_json, say, show
 from initmem.errors import ConfigError, allowed, count, duration
 
 if TYPE_CHECKING:
@@ -20,33 +20,97 @@ if TYPE_CHECKING:
     from initmem.study import Run, Study
 
 
+WITH_COMMAND = "With --command: "
+
+
+def engine_option(text: str) -> tuple[str, str | int]:
+    """Read `partition=long`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.isidentifier() or not value:
+        raise ConfigError(f"engine option {text!r} (allowed: KEY=VALUE, as in partition=long)")
+    return key, int(value) if value.isdecimal() else value
+
+
 @app.command()
 def run(
-    study: base.StudyName = None,
+    study: Annotated[
+        str | None,
+        argument(
+            "A bundled study or a .toml file; not needed with --command.", autocompletion=base.bundled_studies
+        ),
+    ] = None,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
     scales: base.Scales = None,
     seeds: base.Seeds = None,
     plugins: base.Plugins = None,
-    store: base.StoreOption = None,
-    command: base.Command = None,
-    name: base.Name = None,
-    watch_files: base.Watch = None,
-    workdir: base.Workdir = "own",
-    until: base.Until = None,
-    max_seeds: base.MaxSeeds = 30,
+    store: Annotated[
+        Path | None, option("DIR", "Where the records go.", "--store", show_default="runs/STUDY-PRESET")
+    ] = None,
+    command: Annotated[
+        str | None,
+        option(
+            "PROGRAM",
+            "Train with your own program, which writes JSON lines: "
+            "'python train.py --scale {scale} --seed {seed} --out {history}'.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, option("NAME", f"{WITH_COMMAND}its name.", show_default="that of the script")
+    ] = None,
+    watch_files: Annotated[
+        list[Path] | None,
+        option("FILE", f"{WITH_COMMAND}another file that training depends on.", "--watch"),
+    ] = None,
+    workdir: Annotated[
+        str,
+        option("own|shared", f"{WITH_COMMAND}a directory for every run, removed afterwards, or this one."),
+    ] = "own",
+    until: Annotated[
+        float | None,
+        option("PP", "Add seeds, at planned interim analyses, until no interval is wider.", min=0.01),
+    ] = None,
+    max_seeds: Annotated[int, option("N", "With --until: the most seeds per recipe.", min=1)] = 30,
     workers: base.Workers = None,
-    gpus: base.Gpus = None,
-    engine: base.EngineName = "local",
-    engine_options: base.EngineOptions = None,
-    device: base.Device = "cpu",
-    pack: base.PackSize = None,
-    checkpoint_every: base.CheckpointEvery = 60.0,
-    timeout: base.Timeout = None,
-    retry_crashed: base.RetryCrashed = False,
-    keep_old: base.KeepOld = False,
-    keep_going: base.KeepGoing = False,
-    verbose: base.Verbose = False,
+    gpus: Annotated[
+        int | None,
+        option("N", f"{WITH_COMMAND}N workers, a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in it.", min=1),
+    ] = None,
+    engine: Annotated[
+        str, option("NAME", "Where runs execute: local, inline, ray or slurm.", "--engine")
+    ] = "local",
+    engine_options: Annotated[
+        list[Any] | None,
+        option(
+            "KEY=VALUE",
+            "For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
+            "-E",
+            "--engine-option",
+            parser=engine_option,
+        ),
+    ] = None,
+    device: Annotated[str, option("NAME", "cpu, cuda or cuda:N (untested).")] = "cpu",
+    pack: Annotated[
+        int | None, option("N", "Replicas trained together.", "--pack", min=1, show_default="by shape")
+    ] = None,
+    checkpoint_every: Annotated[float, option("SECONDS", "Time between two checkpoints.", min=0)] = 60.0,
+    timeout: Annotated[
+        float | None,
+        option(
+            "SECONDS", "End a pack that finishes no epoch for this long.", min=0.001, show_default="never"
+        ),
+    ] = None,
+    retry_crashed: Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")] = False,
+    keep_old: Annotated[
+        bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")
+    ] = False,
+    keep_going: Annotated[
+        bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        flag("-v", "Also the layers in use, the metric, a legend and every note.", "--verbose", "--explain"),
+    ] = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet.
@@ -57,14 +121,16 @@ def run(
     from initmem.engines.progress import watching
     from initmem.session import run_study
     from initmem.store.paths import default_store
-    from initmem.study_file import bundled
+    from initmem.study_file import bundled, load_study
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
     slots: tuple[dict[str, str], ...] = ()
+    trainer: Trainer | None = None
+    code: Mapping[str, Mapping[str, str]]  # versions of the user's code, to find out when it changes
     if command is not None:
         from initmem.pipeline.command import parse, placeholders, study_of
 
-        work = Work(*study_of(command, name, study, preset, settings, watch_files or (), workdir))
+        asked, code, trainer = study_of(command, name, study, preset, settings, watch_files or (), workdir)
         by_program = "gpu" in placeholders(parse(command))
         if by_program and gpus is None:
             raise ConfigError("command: {gpu} (needed: --gpus N)")
@@ -72,7 +138,8 @@ def run(
     elif gpus is not None:
         raise ConfigError(f"--gpus {gpus} (allowed: with --command; for bundled networks: --device cuda)")
     elif study is not None:
-        work = of_study(study, preset, settings, plugins or ())
+        asked = load_study(study, preset, settings, plugins=plugins or ())
+        code = plugin_code(asked)
     else:
         raise ConfigError(f"nothing to run ({allowed(bundled())}, the path of a .toml file, or --command)")
     chosen = engine_named(
@@ -83,18 +150,18 @@ def run(
             device=device,
             checkpoint_every=checkpoint_every,
             timeout=timeout,
-            trainer=work.trainer,
+            trainer=trainer,
             plugins=tuple(plugins or ()),
-            code=work.code,
+            code=code,
             about={"command": command, "torch": "not known"} if command else {},
             slots=slots,
         ),
     )
-    folder = store or default_store(f"{work.study.name}-{work.study.preset}")
+    folder = store or default_store(f"{asked.name}-{asked.preset}")
     native = engine == "local" and device == "cpu"
     with watching(sys.stderr) as watch:
         outcome = run_study(
-            work.study,
+            asked,
             folder,
             chosen,
             pack=pack,
@@ -103,39 +170,29 @@ def run(
             retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
-            on_start=lambda: introduce(work.study, folder, native=native, verbose=verbose),
+            on_start=lambda: introduce(asked, folder, native=native, verbose=verbose),
             watch=watch,
         )
-    print_outcome(work.study, folder, outcome, chosen.settings, until, verbose=verbose, as_json=as_json)
+    print_outcome(asked, folder, outcome, chosen.settings, until, verbose=verbose, as_json=as_json)
     if outcome.interrupted or not outcome.complete:
         sys.exit(base.INTERRUPTED if outcome.interrupted else 1)  # print_outcome has said so
 
 
-class Work(NamedTuple):
-    """A study and the code that trains it; without a trainer, the networks of its recipes."""
-
-    study: Study
-    code: Mapping[str, Mapping[str, str]]  # versions of the user's code, to find out when it changes
-    trainer: Trainer | None = None
-
-
-def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
-    """What a bundled study or a study file trains."""
+def plugin_code(study: Study) -> Mapping[str, Mapping[str, str]]:
+    """The versions of what plugins registered and the study uses, by its name or by recipe."""
     from initmem import register
     from initmem.intervention import Intervention
-    from initmem.study_file import load_study
 
-    asked = load_study(study, preset, overrides, plugins=plugins)
-    networks = [recipe.network for recipe in asked.recipes]
+    networks = [recipe.network for recipe in study.recipes]
     registered = [each for each in networks if register.has_any(each.model, each.optimizer, each.dataset)]
-    words = [Intervention.parse(text).word for text in asked.interventions]
+    words = [Intervention.parse(text).word for text in study.interventions]
     own = [one.apply for word in words if (one := register.interventions.find(word))]
     if not registered and not own:
-        return Work(asked, {})
+        return {}
     from initmem.pipeline.code_version import fingerprint, plugin_fingerprints  # it loads torch
 
-    by_recipe = {recipe.id: fingerprint(*own) for recipe in asked.recipes} if own else {}
-    return Work(asked, plugin_fingerprints(registered) | by_recipe)
+    by_recipe = {recipe.id: fingerprint(*own) for recipe in study.recipes} if own else {}
+    return plugin_fingerprints(registered) | by_recipe
 
 
 def introduce(study: Study, store: Path, *, native: bool = False, verbose: bool = False) -> None:

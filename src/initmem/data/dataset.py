@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import DataError
-from initmem.files import read_bounded
+from initmem.files import read_bounded, reason
 from initmem.register import Tokens
 
 SPLIT_SEED = 42
@@ -48,7 +48,6 @@ class Examples:
 class Dataset:
     """Training, validation and test examples."""
 
-    name: str
     train: Examples
     val: Examples
     test: Examples
@@ -56,17 +55,12 @@ class Dataset:
     vocabulary: int = 0  # of tokens; 0: the inputs are numbers
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Input shape as (channel, height, width)."""
-        height, width, channels = self.train.x.shape[1:]
-        return channels, height, width
-
-    @property
     def sizes(self) -> Sizes:
         """Its sizes."""
         splits = (len(self.train), len(self.val), len(self.test))
+        height, width, channels = self.train.x.shape[1:]
         labels = math.prod(self.train.y.shape[1:])
-        return Sizes(*splits, *self.shape, self.classes, self.vocabulary, labels)
+        return Sizes(*splits, channels, height, width, self.classes, self.vocabulary, labels)
 
     def limited(
         self, train_size: int | None, val_size: int | None, test_size: int | None, test_unused: bool = False
@@ -75,10 +69,8 @@ class Dataset:
 
         With `test_unused` the training examples that are left over join the test examples.
         """
-        train, val, test = (
-            split.take(slice(0, size))
-            for split, size in ((self.train, train_size), (self.val, val_size), (self.test, test_size))
-        )
+        train, val = self.train.take(slice(train_size)), self.val.take(slice(val_size))
+        test = self.test.take(slice(test_size))
         if test_unused:
             unused = self.train.take(slice(len(train), None))
             test = Examples(np.concatenate([test.x, unused.x]), np.concatenate([test.y, unused.y]))
@@ -122,13 +114,13 @@ def split_three(n: int) -> tuple[int, int, int]:
     return n - n_val - n_test, n_val, n_test
 
 
-def split(name: str, whole: Examples, test: Examples | None, n_val: int, classes: int) -> Dataset:
+def split(whole: Examples, test: Examples | None, n_val: int, classes: int) -> Dataset:
     """Hold out validation examples, and test examples if there are none, by the fixed permutation."""
     if test is None:
         kept, out = hold_out(len(whole), split_three(len(whole))[2])
         whole, test = whole.take(kept), whole.take(out)
     kept, out = hold_out(len(whole), n_val)
-    return Dataset(name, whole.take(kept), whole.take(out), test, classes)
+    return Dataset(whole.take(kept), whole.take(out), test, classes)
 
 
 def read_file(path: Path, limit: int, sha256: str | None) -> bytes:
@@ -147,12 +139,10 @@ def read_npz(path: Path, sha256: str | None = None) -> Arrays:
     try:
         with np.load(io.BytesIO(read_file(path, LARGEST_FILE, sha256)), allow_pickle=False) as archive:
             return chosen(str(path), archive)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except DataError:
         raise
     except Exception as error:  # a damaged file can make zipfile and numpy raise anything
-        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
+        raise DataError(f"{path}: not a readable .npz of plain arrays ({reason(error)})") from None
 
 
 def chosen(source: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -178,4 +168,4 @@ def noise(sizes: Sizes, *, n_train: int, n_val: int, n_test: int = 1) -> Dataset
         return Examples(x, rng.integers(0, sizes.classes, labels))
 
     train, val, test = (examples(n) for n in (n_train, n_val, n_test))
-    return Dataset("noise", train, val, test, sizes.classes, sizes.vocabulary)
+    return Dataset(train, val, test, sizes.classes, sizes.vocabulary)

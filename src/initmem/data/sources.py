@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from initmem.data.dataset import (
     split_three,
 )
 from initmem.errors import DataError
+from initmem.files import reason
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
@@ -60,15 +62,11 @@ def sizes_by_name(recipe: Recipe) -> Sizes | None:
 
 
 def check(recipe: AnyRecipe) -> None:
-    """Check cheaply that a recipe's dataset is available."""
-    recipe = recipe.network
-    row = DATASETS.get(recipe.dataset.split(":")[0])
-    if row is not None and row.source != "download":
-        return
-    if recipe.dataset in DATASETS:
-        cache.cached(recipe.dataset)
-    else:
-        load(recipe)
+    """Check that a bundled dataset has been downloaded; the user's own data are read for their `sizes`."""
+    name = recipe.network.dataset
+    kind = name.split(":")[0]
+    if kind in DATASETS and DATASETS[kind].source == "download" and name.count(":") < 2:
+        cache.cached(kind)
 
 
 def _named(name: str, sha256: str | None) -> Dataset:
@@ -95,7 +93,10 @@ def _named_sizes(name: str) -> Sizes | None:
         case "modular-addition":
             return _modular_addition(name).sizes
         case "text":
-            return _text_sizes(name)
+            length, path = _text_source(name)
+            windows = (CORPUS_LENGTH - 1) // length
+            out, tokens = round(HELD_OUT * windows), (CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
+            return None if path else Sizes(windows - 2 * out, out, out, 1, 1, length, *tokens)
     row = DATASETS.get(name)
     return Sizes(*row.splits, *row.shape, row.classes) if row else None
 
@@ -103,13 +104,9 @@ def _named_sizes(name: str) -> Sizes | None:
 def _limited(full: Sizes, recipe: Recipe) -> Sizes:
     """The sizes of the splits that a recipe uses, which are at most the full ones."""
     used = {field: getattr(recipe, field) or n for field, n in zip(SPLIT_SIZES, full, strict=False)}
-    too_large = [
-        f"{field} = {used[field]} (allowed: 1 to {n} for {recipe.dataset})"
-        for field, n in zip(SPLIT_SIZES, full, strict=False)
-        if used[field] > n
-    ]
-    if too_large:
-        raise DataError("; ".join(too_large))
+    for field, n in zip(SPLIT_SIZES, full, strict=False):
+        if used[field] > n:
+            raise DataError(f"{field} = {used[field]} (allowed: 1 to {n} for {recipe.dataset})")
     unused = full.n_train - used["train_size"] if recipe.test_unused else 0
     return Sizes(used["train_size"], used["val_size"], used["test_size"] + unused, *full[len(used) :])
 
@@ -119,7 +116,7 @@ def _digits() -> Dataset:
 
     raw, row = load_digits(), DATASETS["digits"]
     x = (raw.images / 16).astype(np.float32)[..., None]
-    return split("digits", Examples(x, raw.target.astype(np.int64)), None, row.splits[1], row.classes)
+    return split(Examples(x, raw.target.astype(np.int64)), None, row.splits[1], row.classes)
 
 
 def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
@@ -129,7 +126,7 @@ def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
     y = np.arange(n) % SYNTHETIC_CLASSES
     noise = rng.random((n, height, width, channels), dtype=np.float32)
     x = 0.35 * patterns[y] + 0.65 * noise
-    return split("synthetic", Examples(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
+    return split(Examples(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
 
 
 def synthetic_shape(name: str) -> tuple[int, int, int, int]:
@@ -137,14 +134,14 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
     _, _, text = name.partition(":")
     if not text:
         return SYNTHETIC_SHAPE
-    sides = text.split("x")
-    if len(sides) != 4 or not all(re.fullmatch("0*[1-9][0-9]{0,9}", side) for side in sides):
-        raise DataError(f"dataset = {name!r} (allowed: synthetic:NxCxHxW, as in synthetic:1200x3x32x32)")
-    n, channels, height, width = (int(side) for side in sides)
-    if n < 20:
-        raise DataError(f"dataset = {name!r} (allowed: at least 20 examples)")
-    if n * channels * height * width > LARGEST_SYNTHETIC:
-        raise DataError(f"dataset = {name!r} (allowed: up to {LARGEST_SYNTHETIC:,} values)")
+    parts = text.split("x")
+    sides = [int(part) for part in parts if re.fullmatch("0*[1-9][0-9]{0,9}", part)]
+    if not len(parts) == len(sides) == 4 or sides[0] < 20 or math.prod(sides) > LARGEST_SYNTHETIC:
+        raise DataError(
+            f"dataset = {name!r} (allowed: synthetic:NxCxHxW, as in synthetic:1200x3x32x32; "
+            f"at least 20 examples, up to {LARGEST_SYNTHETIC:,} values)"
+        )
+    n, channels, height, width = sides
     return n, channels, height, width
 
 
@@ -162,25 +159,20 @@ def _registered(name: str) -> Dataset:
 
 def _from_arrays(name: str, arrays: Arrays) -> Dataset:
     """The dataset in x and y, or in x_train, y_train, x_test and y_test."""
-    if "x_train" in arrays:
-        whole, test = _examples(name, arrays, "_train"), _examples(name, arrays, "_test")
-        n_val = len(whole) // 5
-        if whole.x.shape[1:] != test.x.shape[1:]:
-            raise DataError(f"{name}: x_train and x_test differ in shape")
-    else:
-        whole, test = _examples(name, arrays, ""), None
-        n_val = split_three(len(whole))[1]
-    if len(whole) < 20:
-        raise DataError(f"{name}: {len(whole)} examples (allowed: at least 20)")
-    parts = [whole] if test is None else [whole, test]
-    whole, *rest = _in_one_unit(name, parts)
-    test = rest[0] if rest else None
+    suffixes = ("_train", "_test") if "x_train" in arrays else ("",)
+    parts = [_examples(name, arrays, suffix) for suffix in suffixes]
+    if len({part.x.shape[1:] for part in parts}) > 1:
+        raise DataError(f"{name}: x_train and x_test differ in shape")
+    if len(parts[0]) < 20:
+        raise DataError(f"{name}: {len(parts[0])} examples (allowed: at least 20)")
+    parts = _in_one_unit(name, parts)
     labels = np.concatenate([part.y for part in parts])
     if not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
         raise DataError(
             f"{name}: labels from {labels.min()} to {labels.max()} (allowed: 0 to {MOST_CLASSES - 1:,})"
         )
-    return split(Path(name).stem, whole, test, n_val, int(labels.max()) + 1)
+    whole, *test = parts
+    return split(whole, test[0] if test else None, len(whole) // 5, int(labels.max()) + 1)
 
 
 def _examples(name: str, arrays: Arrays, suffix: str) -> Examples:
@@ -230,17 +222,6 @@ def _in_one_unit(name: str, parts: list[Examples]) -> list[Examples]:
 
 def _modular_addition(name: str) -> Dataset:
     """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
-    p, fraction = _modulus(name)
-    a, b = np.divmod(np.arange(p * p), p)
-    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
-    whole = Examples(x, (a + b) % p)
-    n_train = round(fraction * p * p)
-    rest, train = hold_out(p * p, n_train)
-    val, test = np.split(rest, [len(rest) // 2])
-    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
-
-
-def _modulus(name: str) -> tuple[int, float]:
     options = name.split(":")[1:]
     try:
         p = int(options[0]) if options else MODULUS
@@ -252,7 +233,13 @@ def _modulus(name: str) -> tuple[int, float]:
             f"dataset = {name!r} (allowed: modular-addition:MODULUS:FRACTION, as in modular-addition:97:0.5; "
             f"modulus 3 to {LARGEST_MODULUS}, fraction of the pairs for training between 0 and 1)"
         )
-    return p, fraction
+    a, b = np.divmod(np.arange(p * p), p)
+    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
+    whole = Examples(x, (a + b) % p)
+    n_train = round(fraction * p * p)
+    rest, train = hold_out(p * p, n_train)
+    val, test = np.split(rest, [len(rest) // 2])
+    return Dataset(whole.take(train), whole.take(val), whole.take(test), p, p + 1)
 
 
 def _characters(name: str, sha256: str | None = None) -> Dataset:
@@ -261,26 +248,16 @@ def _characters(name: str, sha256: str | None = None) -> Dataset:
     The last tenth is for testing and the tenth before it for validation, so that no two parts overlap.
     """
     length, path = _text_source(name)
-    text = cache.load_corpus() if path is None else _read_text(path, sha256)
+    text = _read_text(path, sha256) if path else bytes(cache.cached("text")["text"]).decode("utf-8")
     alphabet, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
     windows = (len(tokens) - 1) // length
     if windows < 20:
         raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
     x, y = (tokens[at : at + windows * length].astype(np.int64).reshape(-1, length) for at in (0, 1))
-    whole = Examples(x[:, None, :, None], y)
     out = round(HELD_OUT * windows)
-    ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
-    train, val, test = (whole.take(part) for part in ends)
-    return Dataset(name, train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
-
-
-def _text_sizes(name: str) -> Sizes | None:
-    """The sizes of `text[:LENGTH]`; None where the user's file has to be read for them."""
-    length, path = _text_source(name)
-    windows = (CORPUS_LENGTH - 1) // length
-    out = round(HELD_OUT * windows)
-    sizes = Sizes(windows - 2 * out, out, out, 1, 1, length, CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
-    return sizes if path is None else None
+    ends = [windows - 2 * out, windows - out]
+    train, val, test = map(Examples, np.split(x[:, None, :, None], ends), np.split(y, ends))
+    return Dataset(train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
 
 
 def _text_source(name: str) -> tuple[int, Path | None]:
@@ -296,7 +273,5 @@ def _read_text(path: Path, sha256: str | None) -> str:
     """The user's text file, which must have this digest unless it is None."""
     try:
         return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
+        raise DataError(f"{path}: not readable as UTF-8 text ({reason(error)})") from None

@@ -18,11 +18,13 @@ from initmem.recipe import Recipe
 from initmem.record import COLUMNS, MOST_EPOCHS, MOST_INITIAL, MOST_PREDICTIONS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
+from initmem.study_file import bundled, load_study, presets
 from initmem.train.requirements import flops_per_image, notes_of
 
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
 SHARE_OF_MODULES, LARGEST_SHARE, HALF_SPEED = 0.2, 2.0, 2.2e6
+FIRST = "quickstart"  # of the studies that are listed
 START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
 
 
@@ -93,6 +95,32 @@ def record_bytes(recipe: Recipe) -> int:
     for i in range(2 * flops_per_image(recipe, of).layers):
         arrays[f"norm:residual1.{i}"] = rng.random(min(epochs, MOST_EPOCHS)).round(5)
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {}, arrays=arrays)))
+
+
+def study_rows(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """A row per study and preset, of all bundled studies unless named; the default preset comes first."""
+    loaded = [
+        (load_study(name, preset), about, i == 0)
+        for name in names or sorted(bundled(), key=lambda name: (name != FIRST, name))
+        for i, (preset, about) in enumerate(presets(name).items())
+    ]
+    hours = rough_hours([study for study, _, _ in loaded], cores())
+    return [
+        {
+            "study": study.name,
+            "title": study.title,
+            "preset": study.preset,
+            "default": default,
+            "recipes": len(study.recipes),
+            "scales": len(study.levels),
+            "seeds": len(study.seeds),
+            "runs": len(study.all_runs()),
+            "flops": study_flops(study),
+            "hours_here": here,
+            "about": about,
+        }
+        for (study, about, default), here in zip(loaded, hours, strict=True)
+    ]
 
 
 def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:

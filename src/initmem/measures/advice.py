@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.catalog import OPTIMIZERS, steps_of
-from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
+from initmem.clocks import CLOCKS, clocks, effective_clocks, family_of, horizon_sums
+from initmem.data.sources import sizes
 from initmem.errors import ConfigError, allowed
 from initmem.measures.design import Row, by_recipe, default_metric, plain, profile
 from initmem.measures.memory import Memory, memory_table
@@ -153,6 +154,23 @@ def in_words(options: Sequence[Change]) -> str:
     for one in options:
         values.setdefault(one.seen, []).append(f"{one.field}={one.value:g}")
     return "; ".join(f"{' or '.join(texts)} ({seen})" for seen, texts in values.items())
+
+
+def of_study(study: Study, seen: Sequence[Observation]) -> list[Row]:
+    """Advice about every recipe of a study before any run: its clocks, and what was seen near them."""
+    rows: list[Row] = []
+    for label, recipe in zip(study.labels(), [recipe.network for recipe in study.recipes], strict=True):
+        n_train = sizes(recipe).n_train
+        family, value = family_clock(recipe, n_train)
+        near, options = nearest(recipe, n_train, seen), changes(recipe, n_train, seen)
+        there = reached(recipe, n_train, seen)
+        none = f"none ({there})" if there else "no single change within usual bounds"
+        cells: Row = {"recipe": label, **clocks(recipe, n_train).at_end(), "family": family, "value": value}
+        cells["paper"] = next((str(one) for one in near if one.source == "paper"), "")
+        cells["records"] = next((str(one) for one in near if one.source != "paper"), "")
+        cells |= {"advice": in_words(options) or none, "seen": [one.to_json() for one in near]}
+        rows.append(cells | {"changes": [one._asdict() | {"seen": one.seen.to_json()} for one in options]})
+    return rows
 
 
 LONGEST = 20  # training that is proposed, in multiples of the present one

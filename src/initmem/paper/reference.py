@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -14,7 +13,7 @@ from initmem.measures.advice import Observation, family_clock
 from initmem.measures.statistics import TOLERANCE_PP
 from initmem.plots.model import SYMBOLS
 from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
-from initmem.study_file import load_study
+from initmem.study_file import combinations, load_study
 
 # What the paper leaves open, so that a value may have been published for either.
 OPEN = frozenset({"select_by", "train_eval"})
@@ -61,14 +60,8 @@ def references() -> tuple[Reference, ...]:
 
 def _reference(row: Mapping[str, Any]) -> Reference:
     fields = dict(row)
-    recipes, shown = tuple(map(Recipe.parse, _product(fields.pop("recipe")))), tuple(fields.pop("shown"))
+    recipes, shown = tuple(map(Recipe.parse, combinations(fields.pop("recipe")))), tuple(fields.pop("shown"))
     return Reference(recipes=recipes, shown=shown, **fields)
-
-
-def _product(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of single values: a list stands for several that share the rest."""
-    axes = [value if isinstance(value, list) else [value] for value in fields.values()]
-    return (dict(zip(fields, values, strict=True)) for values in itertools.product(*axes))
 
 
 def find(where: str, recipe: AnyRecipe, quantity: str, scale: float | None = None) -> Reference | None:
@@ -110,7 +103,7 @@ def observations() -> list[Observation]:
 
 def _rows(table: str) -> Iterator[dict[str, Any]]:
     """The rows of a table of the published values other than measurements, a list spelled out."""
-    return (row for rows in _content()[table] for row in _product(rows))
+    return (row for rows in _content()[table] for row in combinations(rows))
 
 
 def settings_of(optimizer: str) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def run(
     study = own_study(
         called,
         recipe or {},
-        [1.0] if interventions else scales,
+        scales,
         seeds,
         grid=grid,
         chaos=chaos,

@@ -25,7 +25,7 @@ from torch import Tensor
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, ModelError, allowed
 from initmem.intervention import Intervention
-from initmem.recipe import Distribution, Recipe, selectors
+from initmem.recipe import Distribution, Recipe, factors_of, selectors
 from initmem.register import interventions
 from initmem.seeds import generator
 from initmem.study import Run
@@ -151,7 +151,7 @@ def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict
     drawn = [variable.name for variable in variables if variable.role in ("kernel", "bias")]
     scaled = scaled_names(recipe, variables)
     factors = {name: scale if name in scaled else 1.0 for name in drawn}
-    for selector, fixed in recipe.fixed_scales.items():
+    for selector, fixed in factors_of(recipe.layer_scales).items():
         for name in chosen_names(selector, "layer_scales", variables):
             factors[name] *= fixed
     return factors
