@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 import typer
 
 from initmem import __version__
-from initmem.errors import InitmemError
+from initmem.errors import ConfigError, InitmemError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ INTERRUPTED = 130
 UNLIMITED = 10_000  # columns: wider than any table
 
 
-# -- options that several commands share ------------------------------------------------------------------
+# -- options that several commands share, and those of `initmem run` ---------------------------------------
 
 
 def argument(help: str, **more: Any) -> Any:
@@ -79,6 +79,19 @@ def seeds_option(text: str) -> str:
     return f"seeds={list(range(int(text)))}" if text.strip().isdecimal() else f"seeds=[{text}]"
 
 
+def engine_option(text: str) -> tuple[str, str | int]:
+    """Read `partition=long`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.isidentifier() or not value:
+        raise ConfigError(f"engine option {text!r} (allowed: KEY=VALUE, as in partition=long)")
+    return key, int(value) if value.isdecimal() else value
+
+
+WITH_COMMAND = "With --command: "
+StudyName = Annotated[
+    str | None,
+    argument("A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies),
+]
 StudyOrStore = Annotated[
     str, argument("A bundled study, a .toml file, or a store or archive.", autocompletion=bundled_studies)
 ]
@@ -106,6 +119,62 @@ Workers = Annotated[int | None, option("N", "Worker processes.", min=1, show_def
 Output = Annotated[Path | None, output_file("PATH", "A file; with `all`, a directory.")]
 Reference = Annotated[bool, flag("--reference", "Show the paper's values beside the measured ones.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON for programs (see docs/json.md).")]
+
+StoreOption = Annotated[
+    Path | None, option("DIR", "Where the records go.", "--store", show_default="runs/STUDY-PRESET")
+]
+Command = Annotated[
+    str | None,
+    option(
+        "PROGRAM",
+        "Train with your own program, which writes JSON lines: "
+        "'python train.py --scale {scale} --seed {seed} --out {history}'.",
+    ),
+]
+Name = Annotated[str | None, option("NAME", f"{WITH_COMMAND}its name.", show_default="that of the script")]
+Watch = Annotated[
+    list[Path] | None, option("FILE", f"{WITH_COMMAND}another file that training depends on.", "--watch")
+]
+Workdir = Annotated[
+    str, option("own|shared", f"{WITH_COMMAND}a directory for every run, removed afterwards, or this one.")
+]
+Gpus = Annotated[
+    int | None,
+    option("N", f"{WITH_COMMAND}N workers, a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in it.", min=1),
+]
+Until = Annotated[
+    float | None,
+    option("PP", "Add seeds, at planned interim analyses, until no interval is wider.", min=0.01),
+]
+MaxSeeds = Annotated[int, option("N", "With --until: the most seeds per recipe.", min=1)]
+EngineName = Annotated[str, option("NAME", "Where runs execute: local, inline, ray or slurm.", "--engine")]
+EngineOptions = Annotated[
+    list[Any] | None,
+    option(
+        "KEY=VALUE",
+        "For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
+        "-E",
+        "--engine-option",
+        parser=engine_option,
+    ),
+]
+Device = Annotated[str, option("NAME", "cpu, cuda or cuda:N (untested).")]
+PackSize = Annotated[
+    int | None, option("N", "Replicas trained together.", "--pack", min=1, show_default="by shape")
+]
+CheckpointEvery = Annotated[float, option("SECONDS", "Time between two checkpoints.", min=0)]
+Timeout = Annotated[
+    float | None,
+    option("SECONDS", "End a pack that finishes no epoch for this long.", min=0.001, show_default="never"),
+]
+RetryCrashed = Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")]
+KeepOld = Annotated[bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")]
+KeepGoing = Annotated[bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")]
+Verbose = Annotated[
+    bool,
+    flag("-v", "Also the layers in use, the metric, a legend and every note.", "--verbose", "--explain"),
+]
+Explain = Annotated[bool, flag("--explain", "Also every note on single recipes.")]
 
 
 # -- the application and its output --------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def measure(
     form: Annotated[
         str | None, option("NAME", "In place of a table here: latex, markdown or csv.", "--format")
     ] = None,
-    explain: Annotated[bool, flag("--explain", "Also every note on single recipes.")] = False,
+    explain: base.Explain = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.

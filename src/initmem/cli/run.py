@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from initmem.cli import base
-from initmem.cli.base import app, argument, flag, option, print_json, say, show
+from initmem.cli.base import app, print_json, say, show
 from initmem.errors import ConfigError, allowed, count, duration
 
 if TYPE_CHECKING:
@@ -20,97 +20,33 @@ if TYPE_CHECKING:
     from initmem.study import Run, Study
 
 
-WITH_COMMAND = "With --command: "
-
-
-def engine_option(text: str) -> tuple[str, str | int]:
-    """Read `partition=long`."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.isidentifier() or not value:
-        raise ConfigError(f"engine option {text!r} (allowed: KEY=VALUE, as in partition=long)")
-    return key, int(value) if value.isdecimal() else value
-
-
 @app.command()
 def run(
-    study: Annotated[
-        str | None,
-        argument(
-            "A bundled study or a .toml file; not needed with --command.", autocompletion=base.bundled_studies
-        ),
-    ] = None,
+    study: base.StudyName = None,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
     scales: base.Scales = None,
     seeds: base.Seeds = None,
     plugins: base.Plugins = None,
-    store: Annotated[
-        Path | None, option("DIR", "Where the records go.", "--store", show_default="runs/STUDY-PRESET")
-    ] = None,
-    command: Annotated[
-        str | None,
-        option(
-            "PROGRAM",
-            "Train with your own program, which writes JSON lines: "
-            "'python train.py --scale {scale} --seed {seed} --out {history}'.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, option("NAME", f"{WITH_COMMAND}its name.", show_default="that of the script")
-    ] = None,
-    watch_files: Annotated[
-        list[Path] | None,
-        option("FILE", f"{WITH_COMMAND}another file that training depends on.", "--watch"),
-    ] = None,
-    workdir: Annotated[
-        str,
-        option("own|shared", f"{WITH_COMMAND}a directory for every run, removed afterwards, or this one."),
-    ] = "own",
-    until: Annotated[
-        float | None,
-        option("PP", "Add seeds, at planned interim analyses, until no interval is wider.", min=0.01),
-    ] = None,
-    max_seeds: Annotated[int, option("N", "With --until: the most seeds per recipe.", min=1)] = 30,
+    store: base.StoreOption = None,
+    command: base.Command = None,
+    name: base.Name = None,
+    watch_files: base.Watch = None,
+    workdir: base.Workdir = "own",
+    until: base.Until = None,
+    max_seeds: base.MaxSeeds = 30,
     workers: base.Workers = None,
-    gpus: Annotated[
-        int | None,
-        option("N", f"{WITH_COMMAND}N workers, a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in it.", min=1),
-    ] = None,
-    engine: Annotated[
-        str, option("NAME", "Where runs execute: local, inline, ray or slurm.", "--engine")
-    ] = "local",
-    engine_options: Annotated[
-        list[Any] | None,
-        option(
-            "KEY=VALUE",
-            "For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
-            "-E",
-            "--engine-option",
-            parser=engine_option,
-        ),
-    ] = None,
-    device: Annotated[str, option("NAME", "cpu, cuda or cuda:N (untested).")] = "cpu",
-    pack: Annotated[
-        int | None, option("N", "Replicas trained together.", "--pack", min=1, show_default="by shape")
-    ] = None,
-    checkpoint_every: Annotated[float, option("SECONDS", "Time between two checkpoints.", min=0)] = 60.0,
-    timeout: Annotated[
-        float | None,
-        option(
-            "SECONDS", "End a pack that finishes no epoch for this long.", min=0.001, show_default="never"
-        ),
-    ] = None,
-    retry_crashed: Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")] = False,
-    keep_old: Annotated[
-        bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")
-    ] = False,
-    keep_going: Annotated[
-        bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")
-    ] = False,
-    verbose: Annotated[
-        bool,
-        flag("-v", "Also the layers in use, the metric, a legend and every note.", "--verbose", "--explain"),
-    ] = False,
+    gpus: base.Gpus = None,
+    engine: base.EngineName = "local",
+    engine_options: base.EngineOptions = None,
+    device: base.Device = "cpu",
+    pack: base.PackSize = None,
+    checkpoint_every: base.CheckpointEvery = 60.0,
+    timeout: base.Timeout = None,
+    retry_crashed: base.RetryCrashed = False,
+    keep_old: base.KeepOld = False,
+    keep_going: base.KeepGoing = False,
+    verbose: base.Verbose = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet.
