@@ -558,10 +558,10 @@ def test_layers_have_a_heat_map_only_where_they_are_recorded(tiny_study: Study) 
     assert "layers" not in sections(old)
     content = content_of([tiny_study], [with_layers(run) for run in runs])
     (heat,) = charts.layer_maps(content)
-    ((layer, cells),) = heat.rows
-    assert (layer, list(heat.epochs)) == ("head", [0, 1, 2, 3, 4])
+    (row,) = heat.rows
+    assert (row.label, row.x) == ("head", [0, 1, 2, 3, 4])
     mean = 0.2 + 0.1 * np.mean([run.scale for run in runs])
-    assert [cells[0], cells[-1]] == pytest.approx([1.0, mean])
+    assert [row.y[0], row.y[-1]] == pytest.approx([1.0, mean])
     html = sections(content)["layers"].html
     assert f"epoch 4: cosine {mean:.3f}" in html
     colors = re.findall(r'<td class="(h\d)">.*?>([\d.]+)</a>', html)

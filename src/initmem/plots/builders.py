@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from initmem.plots.series import (
     interpolation_series,
     profile_series,
 )
-from initmem.plots.styles import GUIDE, in_order, optimizer_style, recipe_styles
+from initmem.plots.styles import GUIDE, Part, in_order, optimizer_style, split, styled
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
@@ -60,44 +59,37 @@ PANEL_TITLES = {
     "norm_best": "Kernel norm of the selected model",
 }
 FACETS = ("dataset", "model", "optimizer", "batch_size", "width", "learning_rate", "l2")
-MOST_LINES, MOST_BANDS = 8, 3  # in a panel
+MOST_BANDS = 3  # in a panel: more would hide the lines
 MOST_APART = 3  # recipes of 12 and of 2,400 epochs need a logarithmic axis
 
 
-class _Line(NamedTuple):
-    """A recipe of a plot."""
-
-    label: str
-    style: Style
-    records: list[RunRecord]
+Line = tuple[str, Style, list[RunRecord]]  # a recipe of a panel: its label, style and runs
 
 
 def _facets(
     records: Sequence[RunRecord], order: Sequence[AnyRecipe], *, divide: bool
-) -> dict[str, list[_Line]]:
+) -> dict[str, list[Line]]:
     """The recipes by the panel in which they are drawn: in the given order, then as they come.
 
-    Scales and interventions have no axis in common. More than eight recipes are divided by the first field of
-    `FACETS` in which they differ. A label then names what differs within a panel. Unless `divide`, one panel
-    has them all.
+    Scales and interventions have no axis in common, and many recipes are divided by the `FACETS` in which
+    they differ. A label then names what differs within a panel. Unless `divide`, one panel has them all.
     """
     groups = by_recipe(records, order)
-    varied = [name for name in FACETS if len({recipe.get(name) for recipe in groups}) > 1]
-    divided = varied[0] if varied and len(groups) > MOST_LINES else None
-    kinds = {recipe: any(one.run.intervention for one in group) for recipe, group in groups.items()}
-    parts: dict[str, list[AnyRecipe]] = {}
-    for recipe, intervened in kinds.items():
-        titles = [phrase(recipe, divided)] if divided and divide else []
-        titles += ["interventions" if intervened else "scales"] * (divide and len(set(kinds.values())) > 1)
-        parts.setdefault(", ".join(titles), []).append(recipe)
-    names = labelled(records, order)
-    labels_of = {title: labels(part) if len(parts) > 1 else list(names) for title, part in parts.items()}
-    return {
-        title: [
-            _Line(label, style, plain(groups[recipe]))
-            for label, style, recipe in zip(labels_of[title], recipe_styles(part), part, strict=True)
+    parts: list[Part] = [("", list(groups))]
+    if divide:
+        kinds: dict[str, list[AnyRecipe]] = {}
+        for recipe, group in groups.items():
+            intervened = any(one.run.intervention for one in group)
+            kinds.setdefault("interventions" if intervened else "scales", []).append(recipe)
+        parts = [
+            (", ".join(filter(None, [title, kind * (len(kinds) > 1)])), part)
+            for kind, members in kinds.items()
+            for title, part in split(members, FACETS)
         ]
-        for title, part in parts.items()
+    every = list(labelled(records, order))
+    return {
+        facet.title: [(label, style, plain(groups[recipe])) for recipe, label, style in facet.members]
+        for facet in styled(parts, labels if len(parts) > 1 else lambda _: every)
     }
 
 
@@ -118,12 +110,12 @@ def scale_plot(
     trained = train_metric(records, metric) if with_fit and metric_of(metric).held_out else None
     shown = [metric_of(name) for name in (metric, trained) if name]
     rows, facets = [], _facets(records, order, divide=divide)
-    crowded = _are_crowded(map(len, facets.values()))
+    crowded = any(len(lines) > MOST_BANDS for lines in facets.values())
     for facet, lines in facets.items():
         panels = []
         for one in shown:
             title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
-            series = [profile_series(line.records, one.name).named(line.label, line.style) for line in lines]
+            series = [profile_series(runs, one.name).named(label, style) for label, style, runs in lines]
             top = 100.0 if one.is_percentage else None
             named = any(isinstance(x, str) for line in series for x in line.x)
             panels.append(Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top))
@@ -148,8 +140,8 @@ def _on_one_axis(panels: Sequence[Panel], *, with_bands: bool) -> list[Panel]:
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """The median interpolation epoch against scale, a line per recipe."""
-    lines = [line for part in _facets(records, order, divide=False).values() for line in part]
-    series = [interpolation_series(line.records).named(line.label, line.style) for line in lines]
+    (lines,) = _facets(records, order, divide=False).values()
+    series = [interpolation_series(runs).named(label, style) for label, style, runs in lines]
     last = float(max((record.summary.epochs for record in records), default=0))
     panel = Panel("Interpolation epoch", SIGMA, "interpolation epoch", series, ceiling=last, log_y=True)
     return _rows_of_lines([[panel]], records, MEDIAN)
@@ -170,9 +162,11 @@ def beta_plot(
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
     panels, missing = [], []
     for facet, lines in _facets(records, order, divide=divide).items():
-        curves = [(line, beta_series(beta_curve(line.records, metric), clock)) for line in lines]
-        drawn = [one.named(line.label, line.style) for line, one in curves if np.isfinite(one.y).any()]
-        missing += [f"{facet} {line.label}".strip() for line, one in curves if not np.isfinite(one.y).any()]
+        curves = [
+            beta_series(beta_curve(runs, metric), clock).named(label, style) for label, style, runs in lines
+        ]
+        drawn = [one for one in curves if np.isfinite(one.y).any()]
+        missing += [f"{facet} {one.label}".strip() for one in curves if not np.isfinite(one.y).any()]
         if drawn:
             there = [
                 x for one in drawn for x, y in zip(numbers(one.x), one.y, strict=True) if not math.isnan(y)
@@ -208,7 +202,9 @@ def memory_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
     bars = []
     for row in rows:
         open_question = row.verdict not in ("remembers", "forgets")
-        bars.append(memory_interval(row, styles[row.recipe_id]._replace(marker="o", hollow=open_question)))
+        style = styles[row.recipe_id]._replace(marker="o", hollow=open_question)
+        values = row.memory, row.low, row.high, row.noise_range
+        bars.append(Interval(row.recipe, style, *values, void="not measured yet"))
     about = ["Memory: max - min over scales of the mean, with its 95% interval"]
     about += ["Gray: noise range"] * any(row.noise_range is not None for row in rows)
     about += ["Dashed: tolerance"] * (limit is not None)
@@ -219,12 +215,6 @@ def memory_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
 
 def _optimizer(recipe: AnyRecipe) -> str:
     return str(recipe.get("optimizer") or "own code").lower()  # user code may declare torch's name of it
-
-
-def memory_interval(row: Memory, style: Style = GUIDE) -> Interval:
-    """A memory as one row of a panel of intervals."""
-    values = row.memory, row.low, row.high, row.noise_range
-    return Interval(row.recipe, style, *values, void="not measured yet", verdict=row.verdict)
 
 
 def tradeoff_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
@@ -349,29 +339,20 @@ def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str
     )
 
 
-def _are_crowded(lines: Iterable[int]) -> bool:
-    """Whether any panel has so many lines that their bands would hide them."""
-    return any(n > MOST_BANDS for n in lines)
-
-
 def _rows_of_lines(rows: Sequence[Sequence[Panel]], records: Sequence[RunRecord], about: str) -> Plot:
     """Panels of lines in rows of three, with one legend, or one below each where styles come again."""
-    crowded = _are_crowded(len(panel.series) for row in rows for panel in row)
-    rows = [[panel._replace(with_bands=not crowded) for panel in row] for row in rows]
-    keys = {
-        panel.title: [Entry(one.label, one.style) for one in panel.series] for row in rows for panel in row
-    }
-    entries = list(dict.fromkeys(entry for key in keys.values() for entry in key))
-    apart = max(len(entries), 1) > len({entry.style for entry in entries})
-    apart |= len(entries) > len({entry.label for entry in entries})
-    if apart:  # panels of one title stand in a row and have the same lines
-        rows = [
-            [
-                panel._replace(key=[] if i and panel.title == row[i - 1].title else keys[panel.title])
-                for i, panel in enumerate(row)
-            ]
-            for row in rows
-        ]
+    crowded = any(len(panel.series) > MOST_BANDS for row in rows for panel in row)
+    every = [one for row in rows for panel in row for one in panel.series]
+    entries = list(dict.fromkeys(Entry(one.label, one.style) for one in every))
+    apart = len(entries) > min(len({one.style for one in every}), len({one.label for one in every}))
+
+    def finished(panel: Panel, left: Panel | None) -> Panel:
+        """With a legend where each panel has its own, unless the one to the left has the same lines."""
+        own = apart and (left is None or panel.title != left.title)
+        key = [Entry(one.label, one.style) for one in panel.series] if own else []
+        return panel._replace(with_bands=not crowded, key=key)
+
+    rows = [list(map(finished, row, [None, *row])) for row in rows]
     return Plot(
         rows,
         [] if apart else [entries[i : i + 3] for i in range(0, len(entries), 3)],

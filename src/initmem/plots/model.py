@@ -119,7 +119,6 @@ class Interval(NamedTuple):
     relation: str = "="  # how the published value is meant: =, <, <=, about
     reference_scales: int | None = None  # over how many scales it was taken
     void: str = "no runs"  # why there is no value
-    verdict: str = ""  # of a memory
 
 
 class Intervals(NamedTuple):

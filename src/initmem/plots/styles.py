@@ -1,13 +1,16 @@
 """Colors, markers and dashes: Okabe and Ito's palette, and never color alone.
 
 An optimizer has one color in every figure; its recipes are shades of it. What is compared within one
-optimizer (networks, norms, batch sizes of a page) has the ordered colors.
+optimizer (networks, norms, batch sizes of a page) has the ordered colors. Many recipes are divided into
+panels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from initmem.labels import labels, phrase
 from initmem.plots.model import Style
 from initmem.recipe import AnyRecipe
 
@@ -90,3 +93,52 @@ def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[fl
         for rate, shade in zip(rates, shades(len(rates)), strict=True)
         for j, penalty in enumerate(penalties)
     }
+
+
+# -- which recipes share a panel: figures and the page divide many alike ------------------------------------
+
+MOST_LINES = 8
+
+
+class Facet(NamedTuple):
+    """One panel: its recipes, each with a label of the fields that vary within the panel, and its style."""
+
+    title: str
+    members: list[tuple[AnyRecipe, str, Style]]
+
+
+Part = tuple[str, Sequence[AnyRecipe]]  # the title of a panel, and its recipes
+
+
+def split(recipes: Sequence[AnyRecipe], fields: Sequence[str], title: str = "") -> list[Part]:
+    """Divide recipes by one field after the other until panels have few enough lines; titles name them."""
+    if len(recipes) <= MOST_LINES or not fields:
+        return [
+            (f"{title} ({i // MOST_LINES + 1})" if i else title, recipes[i : i + MOST_LINES])
+            for i in range(0, len(recipes), MOST_LINES)
+        ]
+    field, *others = fields
+    if len({str(recipe.get(field)) for recipe in recipes}) == 1:
+        return split(recipes, others, title)
+    groups: dict[str, list[AnyRecipe]] = {}
+    for recipe in recipes:
+        groups.setdefault(", ".join(filter(None, [title, phrase(recipe, field)])), []).append(recipe)
+    return [part for text, members in groups.items() for part in split(members, others, text)]
+
+
+def styled(
+    parts: Sequence[Part], names_of: Callable[[Sequence[AnyRecipe]], Sequence[str]] = labels
+) -> list[Facet]:
+    """Label the lines of every panel, in shades of the color of their optimizer.
+
+    A label has the same style in all panels, unless there are too many of them to look different.
+    """
+    named = [(title, recipes, names_of(recipes)) for title, recipes in parts]
+    every = {name: recipe for _, recipes, names in named for name, recipe in zip(names, recipes, strict=True)}
+    shared = dict(zip(every, recipe_styles(list(every.values())), strict=True))
+    few = len(every) <= MOST_LINES
+    return [
+        Facet(title, list(zip(recipes, names, styles, strict=True)))
+        for title, recipes, names in named
+        for styles in [[shared[name] for name in names] if few else recipe_styles(recipes)]
+    ]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
 from initmem.intervention import Level, level_order
-from initmem.labels import labels, phrase
 from initmem.metric import metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.html import thinned
-from initmem.plots.model import SIGMA, Panel, Plot, Series, Style
+from initmem.plots.model import SIGMA, Heatmap, Panel, Plot, Series
 from initmem.plots.series import UNSTYLED, beta_series
-from initmem.plots.styles import ORDERED, recipe_styles
+from initmem.plots.styles import ORDERED, Facet, Part, recipe_styles, split, styled
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, RecipeStats, at_level
 
@@ -193,17 +191,9 @@ def _with_values(plots: dict[str, Plot]) -> dict[str, Plot]:
 # -- which recipes share a chart --------------------------------------------------------------------------
 
 
-MOST_LINES = 8
 # The fields that charts are split by, the most telling first; optimizers share a chart.
 SPLIT_FIRST = ("dataset", "batch_size", "l2", "learning_rate", "model", "norm", "augment")
 SPLIT_NEVER = ("optimizer", "data_sha256")
-
-
-class Facet(NamedTuple):
-    """One chart: its recipes, each with its style and a label of the fields that vary within the chart."""
-
-    title: str
-    members: list[tuple[AnyRecipe, str, Style]]
 
 
 def facets_by_study(content: Content) -> list[Facet]:
@@ -217,7 +207,7 @@ def facets_by_study(content: Content) -> list[Facet]:
         for title, recipes in _split(group):
             parts = [name, title] if len(groups) > 1 else [title]
             charts.append((", ".join(filter(None, parts)), recipes))
-    return _styled(charts)
+    return styled(charts)
 
 
 def facets_by_family(content: Content) -> list[Facet]:
@@ -226,65 +216,24 @@ def facets_by_family(content: Content) -> list[Facet]:
         return facets_by_study(content)
     members = {recipe for recipes in content.families.values() for recipe in recipes}
     others = [recipe for recipe in content.stats if recipe not in members]
-    together = _styled(list(content.families.items()), by_batch_size=True)
-    return together + _styled([(title or "others", recipes) for title, recipes in _split(others)])
-
-
-def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
-    """Label the lines of every chart, in shades of the color of their optimizer.
-
-    A label has the same style in all charts, unless there are too many of them to look different.
-    """
-    named = [
-        (title, recipes, [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(recipes))
-        for title, recipes in charts
+    together = [
+        Facet(name, [(r, f"b{r.get('batch_size')}", style) for r, style in zip(recipes, styles, strict=True)])
+        for name, recipes in content.families.items()
+        for styles in [recipe_styles(recipes)]
     ]
-    every = {name: recipe for _, recipes, names in named for name, recipe in zip(names, recipes, strict=True)}
-    shared = dict(zip(every, recipe_styles(list(every.values())), strict=True))
-    one_style = not by_batch_size and len(every) <= MOST_LINES
-    return [
-        Facet(title, list(zip(recipes, names, styles, strict=True)))
-        for title, recipes, names in named
-        for styles in [[shared[name] for name in names] if one_style else recipe_styles(recipes)]
-    ]
+    return together + styled([(title or "others", recipes) for title, recipes in _split(others)])
 
 
-def _split(recipes: Sequence[AnyRecipe], title: str = "") -> list[tuple[str, Sequence[AnyRecipe]]]:
-    """Split recipes by one more field until every chart has few enough lines; titles name the fields."""
-    names = dict.fromkeys((*SPLIT_FIRST, *(name for recipe in recipes for name in recipe.settings())))
-    varying = (name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1)
-    field = next((name for name in varying if name not in SPLIT_NEVER), None)
-    if len(recipes) <= MOST_LINES or field is None:
-        return [
-            (f"{title} ({i // MOST_LINES + 1})" if i else title, recipes[i : i + MOST_LINES])
-            for i in range(0, len(recipes), MOST_LINES)
-        ]
-    groups: dict[str, list[AnyRecipe]] = {}
-    for recipe in recipes:
-        groups.setdefault(", ".join(filter(None, [title, _title(recipe, field)])), []).append(recipe)
-    return [chart for text, members in groups.items() for chart in _split(members, text)]
-
-
-def _title(recipe: AnyRecipe, name: str) -> str:
-    """One field of a recipe in the title of a chart."""
-    return f"batch size {recipe.get(name)}" if name == "batch_size" else phrase(recipe, name)
+def _split(recipes: Sequence[AnyRecipe]) -> list[Part]:
+    every = dict.fromkeys((*SPLIT_FIRST, *(name for recipe in recipes for name in recipe.settings())))
+    return split(recipes, [name for name in every if name not in SPLIT_NEVER])
 
 
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-class HeatMap(NamedTuple):
-    """The cosine of every layer of a recipe to its initial weights, by epoch; None: no value."""
-
-    title: str
-    recipe_id: str
-    epochs: Sequence[int]
-    rows: Sequence[tuple[str, Sequence[float | None]]]
-    limits: tuple[float, float]  # of the colors; every cell has its number
-
-
-def layer_maps(content: Content) -> list[HeatMap]:
-    """A map per recipe that recorded its layers, all with the same colors."""
+def layer_maps(content: Content) -> list[Heatmap]:
+    """The cosine of layers to their initial weights by epoch: a map per recipe, all with the same colors."""
     curves = {recipe: stats.cosines for recipe, stats in content.stats.items() if stats.cosines}
     shown = dict(list(curves.items())[:MOST_METRICS])
     values = [value for layers in shown.values() for curve in layers.values() for value in curve.values()]
@@ -292,7 +241,9 @@ def layer_maps(content: Content) -> list[HeatMap]:
     for recipe, layers in shown.items():
         every = sorted({epoch for curve in layers.values() for epoch in curve})
         epochs = [every[i] for i in thinned(len(every), MOST_COLUMNS)]
-        names = list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]
-        rows = [(name, [layers[name].get(epoch) for epoch in epochs]) for name in names]
-        maps.append(HeatMap(content.names[recipe], recipe.id, epochs, rows, (min(0.0, *values), 1.0)))
+        rows = [
+            Series(name, UNSTYLED, epochs, [curve.get(at, math.nan) for at in epochs], recipe_id=recipe.id)
+            for name, curve in list(layers.items())[:: math.ceil(len(layers) / MOST_LAYERS)]
+        ]
+        maps.append(Heatmap(content.names[recipe], "epoch", "cosine", rows, (min(0.0, *values), 1.0)))
     return maps

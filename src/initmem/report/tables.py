@@ -19,7 +19,6 @@ from initmem.measures.memory import Memory, Verdict
 from initmem.measures.scales import NO_EFFECT, AtScale, scale_means
 from initmem.measures.verdict import columns_of, memory_cells
 from initmem.metric import metric_of
-from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
 from initmem.plots.model import decimals_between
 from initmem.recipe import AnyRecipe
@@ -290,7 +289,7 @@ def memory_table(rows: Sequence[Memory], columns: Sequence[str], extra: Sequence
     for row, more in zip(rows, extra, strict=True):
         cells = memory_cells(row)
         cells["verdict"] = cells["verdict"]._replace(picture=glyph(row.verdict))
-        bar = interval_bar(memory_interval(row), limits[row.metric], row.tolerance)
+        bar = interval_bar(row, limits[row.metric])
         metric = row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")
         body.append(cells | {"bar": Cell(picture=bar), "metric": cell(metric)} | more)
     hidden = {"metric"} if alike else set()
