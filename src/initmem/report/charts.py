@@ -135,6 +135,8 @@ def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Se
 
 def slopes(content: Content) -> dict[str, Plot]:
     """|beta| against epoch and clocks. Series share their heights; an axis only moves them."""
+    if not any(len(item.beta.beta) for item in content.stats.values()):
+        return {}
     facets = facets_by_family(content)
     moving = [clock for clock in CLOCK_TITLES if any(_moves(item, clock) for item in content.stats.values())]
     return {clock or "epochs": _slope_plot(content, facets, clock) for clock in (None, *moving)}

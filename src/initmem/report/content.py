@@ -239,10 +239,8 @@ class Content:
 # -- clocks and forgetting --------------------------------------------------------------------------------
 
 
-def clocks(content: Content) -> dict[str, Any] | None:
+def clocks(content: Content) -> dict[str, Any]:
     """All clocks at the last epoch. The angular clock, and all clocks of user code, are measured."""
-    if not content.names:
-        return None
     at_end: dict[AnyRecipe, dict[str, float | None]] = {}
     for recipe in content.names:
         at_end[recipe] = dict.fromkeys(("updates", *CLOCKS))
