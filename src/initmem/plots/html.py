@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from initmem.measures.memory import Memory
-from initmem.plots.model import Plot, Series, Style, numbered
+from initmem.plots.model import Plot, Series, numbered
 from initmem.plots.model import numbers as values_of
 from initmem.plots.styles import DASHES, HUES, MARKERS
 
@@ -86,25 +86,17 @@ def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]])
         columns["limits"] = [numbers(series.limits[i]) for i in at]
     if any(series.n_censored):
         columns["never"] = [series.n_censored[i] for i in at]
+    style = series.style  # what the style sheet and the script number: hue, shade, marker, dashes
+    look = [HUES.index(style.hue), style.shade, MARKERS.index(style.marker), DASHES.index(style.dash)]
     return {
         "label": series.label,
         "name": series.name or series.label,
         "recipe": series.recipe_id,
-        "style": _look(series.style),
+        "style": look,
         "x": numbers(values_of(series.x)[i] for i in at),
         "values": _index(values, columns),
         "runs": _index(runs, list(series.runs)) if series.runs else None,
     }
-
-
-def _look(style: Style) -> list[float]:
-    """What the style sheet and the script number: hue, shade, marker, dashes."""
-    return [
-        HUES.index(style.hue),
-        style.shade,
-        MARKERS.index(style.marker),
-        DASHES.index(style.dash),
-    ]
 
 
 def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:

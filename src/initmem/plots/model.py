@@ -90,14 +90,6 @@ class Series(NamedTuple):
         return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
 
 
-class Mark(NamedTuple):
-    """A published value at a point of a panel."""
-
-    x: float
-    y: float
-    style: Style
-
-
 class Text(NamedTuple):
     """A few words inside a panel; x and y are fractions of its width and height."""
 
@@ -152,7 +144,7 @@ class Panel(NamedTuple):
     band: str = BAND  # what `low` and `high` of the series are
     limits: str = "95% interval of the mean"  # what their `limits` are
     guides: Sequence[Series] = ()  # lines and points that are not the panel's own measurements
-    published: Sequence[Mark] = ()
+    published: Sequence[Series] = ()  # single points
     published_level: float | None = None  # a published value that holds all along
     ceiling: float | None = None  # the last epoch: values beyond it are shown above
     top: float | None = None  # no value can be above, as for percentages

@@ -41,12 +41,9 @@ def curves(content: Content) -> dict[str, Plot]:
     units = {item.memory.unit for item in stats}
     unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
 
-    def plot(panel: Panel, about: str, series_of: Callable[[RecipeStats], Series]) -> Plot:
-        return _plot(content, facets, panel, about, series_of)
-
     def profile(title: str, y_title: str, about: str, metric: str) -> Plot:
         panel = Panel(title, SIGMA, y_title, (), band=SIMULTANEOUS)
-        return plot(panel, about, lambda item: item.curve(metric))
+        return _plot(content, facets, panel, about, lambda item: item.curve(metric))
 
     metrics = dict.fromkeys(item.metric for item in stats)
     metrics |= dict.fromkeys(item.train_metric for item in stats if item.train_metric)
@@ -60,7 +57,7 @@ def curves(content: Content) -> dict[str, Plot]:
     alone = [Facet(content.names[member[0]], [member]) for facet in facets for member in facet.members]
     plots |= {
         "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
-        "fitted": plot(fitted, FITTED, lambda item: item.interpolation),
+        "fitted": _plot(content, facets, fitted, FITTED, lambda item: item.interpolation),
         "repair": profile("Repair gap", "repair gap (pp)", REPAIR, "repair_gap"),
         "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling),
     }
@@ -95,7 +92,7 @@ def _seeds(content: Content, column: str, shown: Mapping[AnyRecipe, Sequence[Lev
     """The same curves run by run: a panel per recipe, a line per scale and seed."""
     panels, fewer = [], False
     for recipe, item in content.stats.items():
-        values, levels, seeds = item.traces(column)
+        values, levels, seeds = item.learning(column)
         at = thinned(values.shape[2], MOST_EPOCHS // 2)
         epochs = [float(epoch + 1) for epoch in at]
         fewer |= len(seeds) > MOST_TRACES
@@ -122,12 +119,14 @@ def _spread_levels(levels: Iterable[Level]) -> list[Level]:
 
 
 def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Series]:
-    means, n, levels = item.learning(column)
+    values, levels, _ = item.learning(column)  # (seed, scale, epoch)
+    n = np.isfinite(values).sum(axis=0)
+    means = np.where(n > 0, np.nansum(values, axis=0) / np.where(n > 0, n, 1), np.nan)
     at = thinned(means.shape[1], MOST_EPOCHS)
     series = []
     for level, style in zip(shown, ORDERED, strict=False):
         if level in levels:
-            y, counts = (values[levels.index(level), at].tolist() for values in (means, n))
+            y, counts = (of_all[levels.index(level), at].tolist() for of_all in (means, n))
             epochs = [float(epoch + 1) for epoch in at]
             series.append(Series(at_level(level), style, epochs, y, n=counts, recipe_id=item.recipe.id))
     return series

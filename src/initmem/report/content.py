@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -121,15 +120,8 @@ class RecipeStats:
         """The metrics that were recorded epoch by epoch, without clocks and the like."""
         return design.curve_metrics(self._trained)
 
-    def learning(self, column: str) -> tuple[Array, Array, list[Level]]:
-        """A metric by epoch and scale in its display unit: means over seeds and n, (scale, epoch); scales."""
-        values, scales, _ = design.curves(self._trained, column)
-        n = np.isfinite(values).sum(axis=0)
-        means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
-        return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
-
-    def traces(self, column: str) -> tuple[Array, list[Level], Array]:
-        """The same of every run: values (seed, scale, epoch), scales and seeds."""
+    def learning(self, column: str) -> tuple[Array, list[Level], Array]:
+        """A metric by epoch in its display unit: values (seed, scale, epoch), scales and seeds."""
         values, levels, seeds = design.curves(self._trained, column)
         return metric_of(column).factor * values, levels, seeds
 
@@ -217,12 +209,6 @@ class Content:
     def study_of(self, recipe: AnyRecipe) -> Study | None:
         """The first study that asks for a recipe."""
         return next((study for study in self.survey.studies if recipe in study.recipes), None)
-
-    @property
-    def metric(self) -> str:
-        """The metric that most memories are measured in."""
-        counts = Counter(item.metric for item in self.stats.values())
-        return counts.most_common(1)[0][0] if counts else "test_accuracy"
 
     @property
     def setting(self) -> str:
