@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from initmem.plots.model import SIGMA, Heatmap, Panel, Plot, Series
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, Facet, Part, recipe_styles, split, styled
 from initmem.recipe import AnyRecipe
-from initmem.report.content import Content, RecipeStats, at_level
+from initmem.report.content import Array, Content, RecipeStats, at_level
+
+Lines = list[Series]
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
@@ -65,50 +67,60 @@ def curves(content: Content) -> dict[str, Plot]:
 
 
 def learning(content: Content) -> dict[str, Plot]:
-    """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
-    columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
-    shown = {recipe: _spread_levels(item.runs) for recipe, item in content.stats.items()}
-    most = max((len(item.runs) for item in content.stats.values()), default=0)
-    few = f" {len(ORDERED)} of {most} scales are drawn." if most > len(ORDERED) else ""
-    plots = {}
-    for column in list(columns)[:MOST_METRICS]:
-        title = column.replace("_", " ")
+    """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale or per run."""
+    stats = content.stats.values()
+    columns = list(dict.fromkeys(name for item in stats for name in item.columns))[:MOST_METRICS]
+    n_levels = max((len(item.runs) for item in stats), default=0)
+    n_seeds = max((len(ids) for item in stats for ids in item.runs.values()), default=0)
+    levels = f" {len(ORDERED)} of {n_levels} scales are drawn." if n_levels > len(ORDERED) else ""
+    seeds = f", of the first {MOST_TRACES} seeds" if n_seeds > MOST_TRACES else ""
+
+    def plot(column: str, head: str, about: str, lines_of: Callable[[str, RecipeStats, str], Lines]) -> Plot:
         panels = [
-            Panel(
-                content.names[recipe], "epoch", metric_title(column), _learning(item, column, shown[recipe])
-            )
-            for recipe, item in content.stats.items()
+            Panel(name, "epoch", metric_title(column), lines_of(name, item, column))
+            for name, item in ((content.names[recipe], item) for recipe, item in content.stats.items())
         ]
-        about = (
-            f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{few}"
-        )
-        plots[column] = Plot([panels], head=title.capitalize(), about=[about])
-    if columns:
-        plots["seeds"] = _seeds(content, next(iter(columns)), shown)
+        return Plot([panels], head=head, about=[about])
+
+    plots = {}
+    for column in columns:
+        title = column.replace("_", " ")
+        about = f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention."
+        plots[column] = plot(column, title.capitalize(), about + levels, _means)
+    for column in columns[:1]:
+        title = column.replace("_", " ")
+        about = f"The {title} of every run{seeds}: a line per seed, in the color of its scale."
+        plots["seeds"] = plot(column, "Single seeds", about, _single_seeds)
     return _with_values(plots)
 
 
-def _seeds(content: Content, column: str, shown: Mapping[AnyRecipe, Sequence[Level]]) -> Plot:
-    """The same curves run by run: a panel per recipe, a line per scale and seed."""
-    panels, fewer = [], False
-    for recipe, item in content.stats.items():
-        values, levels, seeds = item.learning(column)
-        at = thinned(values.shape[2], MOST_EPOCHS // 2)
-        epochs = [float(epoch + 1) for epoch in at]
-        fewer |= len(seeds) > MOST_TRACES
-        series = [
-            Series(
-                at_level(level), style, epochs, one[at].tolist(), n=[1] * len(at), recipe_id=recipe.id
-            )._replace(name=f"{content.names[recipe]}, {at_level(level)}, seed {seed:g}")
-            for level, style in zip(shown[recipe], ORDERED, strict=False)
-            if level in levels
-            for seed, one in zip(seeds[:MOST_TRACES], values[:, levels.index(level)], strict=False)
-            if np.isfinite(one).any()
-        ]
-        panels.append(Panel(content.names[recipe], "epoch", metric_title(column), series))
-    few = f", of the first {MOST_TRACES} seeds" if fewer else ""
-    about = f"The {column.replace('_', ' ')} of every run{few}: a line per seed, in the color of its scale."
-    return Plot([panels], head="Single seeds", about=[about])
+def _means(_: str, item: RecipeStats, column: str) -> Lines:
+    lines = []
+    for line, _seeds, values in _by_level(item, column, MOST_EPOCHS):
+        n = np.isfinite(values).sum(axis=0)
+        means = np.where(n > 0, np.nansum(values, axis=0) / np.where(n > 0, n, 1), np.nan)
+        lines.append(line._replace(y=means.tolist(), n=n.tolist()))
+    return lines
+
+
+def _single_seeds(name: str, item: RecipeStats, column: str) -> Lines:
+    return [
+        line._replace(name=f"{name}, {line.label}, seed {seed:g}", y=one.tolist(), n=[1] * len(one))
+        for line, seeds, values in _by_level(item, column, MOST_EPOCHS // 2)
+        for seed, one in zip(seeds[:MOST_TRACES], values, strict=False)
+        if np.isfinite(one).any()
+    ]
+
+
+def _by_level(item: RecipeStats, column: str, most: int) -> Iterator[tuple[Series, Array, Array]]:
+    """For every level that is drawn, in its color: a line without values, the seeds, and the values of
+    shape (seed, epoch) at so many epochs at most."""
+    values, levels, seeds = item.learning(column)
+    at = thinned(values.shape[2], most)
+    for level, style in zip(_spread_levels(item.runs), ORDERED, strict=False):
+        if level in levels:
+            line = Series(at_level(level), style, (at + 1.0).tolist(), (), recipe_id=item.recipe.id)
+            yield line, seeds, values[:, levels.index(level)][:, at]
 
 
 def _spread_levels(levels: Iterable[Level]) -> list[Level]:
@@ -116,20 +128,6 @@ def _spread_levels(levels: Iterable[Level]) -> list[Level]:
     every = sorted(levels, key=level_order)
     even = np.linspace(0, len(every) - 1, min(len(every), len(ORDERED))).round().astype(int)
     return [every[i] for i in even]
-
-
-def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Series]:
-    values, levels, _ = item.learning(column)  # (seed, scale, epoch)
-    n = np.isfinite(values).sum(axis=0)
-    means = np.where(n > 0, np.nansum(values, axis=0) / np.where(n > 0, n, 1), np.nan)
-    at = thinned(means.shape[1], MOST_EPOCHS)
-    series = []
-    for level, style in zip(shown, ORDERED, strict=False):
-        if level in levels:
-            y, counts = (of_all[levels.index(level), at].tolist() for of_all in (means, n))
-            epochs = [float(epoch + 1) for epoch in at]
-            series.append(Series(at_level(level), style, epochs, y, n=counts, recipe_id=item.recipe.id))
-    return series
 
 
 def slopes(content: Content) -> dict[str, Plot]:

@@ -310,7 +310,6 @@ RUN_COLUMNS = (
     "run", "scale", "seed", "kind", "status", "test (%)", "val (%)", "selected at", "fitted at",
     "repair (pp)", "‖W‖ at start", "‖W‖", "attempts", "faults", "environment", "pack", "pack seconds",
 )  # fmt: skip
-SHOWN = 50  # runs listed one by one; the table of runs has them all
 
 
 def audit(content: Content) -> dict[str, Any]:
@@ -324,9 +323,6 @@ def audit(content: Content) -> dict[str, Any]:
         "environments": environments(survey.records),
         "mixed": {name: counts for name, counts in machines.items() if len(counts) > 1},
         "crashed": crashed_alike(survey.records),
-        "diverged": [record for record in survey.records if record.status == "diverged"],
-        "damaged": survey.damaged,
-        "shown": SHOWN,
     }
 
 
