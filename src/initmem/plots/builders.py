@@ -109,33 +109,19 @@ def scale_plot(
     check_metric(metric, records)
     trained = train_metric(records, metric) if with_fit and metric_of(metric).held_out else None
     shown = [metric_of(name) for name in (metric, trained) if name]
-    rows, facets = [], _facets(records, order, divide=divide)
-    crowded = any(len(lines) > MOST_BANDS for lines in facets.values())
-    for facet, lines in facets.items():
+    alike = len({one.unit for one in shown}) < len(shown)  # on one axis what differs is seen at once
+    rows = []
+    for facet, lines in _facets(records, order, divide=divide).items():
         panels = []
         for one in shown:
             title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
             series = [profile_series(runs, one.name).named(label, style) for label, style, runs in lines]
             top = 100.0 if one.is_percentage else None
             named = any(isinstance(x, str) for line in series for x in line.x)
-            panels.append(Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top))
-        alike = len(panels) == 2 and shown[0].unit == shown[1].unit
-        rows.append(_on_one_axis(panels, with_bands=not crowded) if alike else panels)
+            panel = Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top)
+            panels.append(panel._replace(y_shared=f"{facet}, {one.unit}" if alike else ""))
+        rows.append(panels)
     return _rows_of_lines(rows, records, MEAN)
-
-
-def _on_one_axis(panels: Sequence[Panel], *, with_bands: bool) -> list[Panel]:
-    """Panels with the same limits of y: what differs between them is seen at once."""
-    series = [one for panel in panels for one in panel.series]
-    drawn = [one for one in series if with_bands or any(isinstance(x, str) for x in one.x)]  # or error bars
-    ends = [y for one in series for y in one.y] + [y for one in drawn for y in (*one.low, *one.high)]
-    finite = [end for end in ends if math.isfinite(end)]
-    if not finite or max(finite) == min(finite):
-        return list(panels)
-    margin = 0.03 * (max(finite) - min(finite))
-    tops = [panel.top for panel in panels if panel.top is not None]
-    limits = min(finite) - margin, min([max(finite) + margin, *tops])
-    return [panel._replace(y_limits=limits) for panel in panels]
 
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
@@ -168,17 +154,10 @@ def beta_plot(
         drawn = [one for one in curves if np.isfinite(one.y).any()]
         missing += [f"{facet} {one.label}".strip() for one in curves if not np.isfinite(one.y).any()]
         if drawn:
-            there = [
-                x for one in drawn for x, y in zip(numbers(one.x), one.y, strict=True) if not math.isnan(y)
-            ]
             ends = [max(numbers(one.x)) for one in drawn]
-            far = clock is None and max(ends) > MOST_APART * min(ends)
-            margin = 0.03 * (max(there) - min(there)) + 0.1
-            limits = (min(there) - margin, max(there) + margin) if facet and clock is None else None
-            if far:
-                limits = (min(there) / 1.2, max(there) * 1.2)
-            panel = Panel(facet or title, x_title, BETA, drawn, log_x=far or clock is not None, log_y=True)
-            panels.append(panel._replace(x_limits=limits))
+            log_x = clock is not None or max(ends) > MOST_APART * min(ends)
+            panel = Panel(facet or title, x_title, BETA, drawn, log_x=log_x, log_y=True)
+            panels.append(panel._replace(x_shared=facet if clock is None else ""))
     why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
     if not panels:
         raise ConfigError(why)
@@ -236,10 +215,8 @@ def tradeoff_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
         y_title = f"memory{f' ({first.unit})' if first.unit else ''}"
         words = Text(0.98, 0.97, f"rank correlation\n{one}")
         top = 1.35 * max(row.high or row.memory or 0.0 for row in one.memories)  # with room for the words
-        margin = 0.08 * (max(one.best) - min(one.best)) or 1.0
-        limits = min(one.best) - margin, max(one.best) + margin
-        panel = Panel(one.data, x_title, y_title, series, x_limits=limits, y_limits=(-0.03 * top, top))
-        panels.append(panel._replace(texts=[words]))
+        panel = Panel(one.data, x_title, y_title, series, texts=[words], x_shared=one.data)
+        panels.append(panel._replace(y_limits=(-0.03 * top, top)))
     shown = dict.fromkeys(names[row.recipe_id] for one in parts for row in one.memories)
     return Plot(
         [panels[i : i + 2] for i in range(0, len(panels), 2)],

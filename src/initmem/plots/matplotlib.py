@@ -197,11 +197,11 @@ def draw_any(
 
 
 def _repeated(panel: AnyPanel, other: AnyPanel | None) -> tuple[bool, bool]:
-    """Whether another panel with lines has the same titles of x and of y."""
+    """Whether another panel with lines has the same x and y, with limits that are shared."""
     if not isinstance(panel, Panel) or not isinstance(other, Panel):
         return False, False
-    same_x = (panel.x_title, panel.x_limits) == (other.x_title, other.x_limits)
-    return same_x, panel.y_title == other.y_title and other.has_values()
+    x, other_x = ((one.x_title, one.x_shared, one.x_limits) for one in (panel, other))
+    return x == other_x, panel.y_title == other.y_title and other.has_values()
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
@@ -211,10 +211,11 @@ def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
         if isinstance(panel, Intervals):
             groups.setdefault(("x", "intervals"), []).append(axes)
         elif isinstance(panel, Panel) and panel.has_values():
+            x, y = panel.x_shared or panel.x_title, panel.y_shared or panel.y_title
             if panel.x_limits is None:
-                groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
+                groups.setdefault(("x", x + axes.get_xscale()), []).append(axes)
             if panel.y_limits is None:
-                groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
+                groups.setdefault(("y", y + axes.get_yscale()), []).append(axes)
     for (side, _), group in groups.items():
         limits = [axes.get_xlim() if side == "x" else axes.get_ylim() for axes in group]
         both = min(low for low, _ in limits), max(high for _, high in limits)

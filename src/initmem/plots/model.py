@@ -156,6 +156,8 @@ class Panel(NamedTuple):
     levels: Sequence[float] = ()  # thin lines that help the eye
     span: tuple[float, float] | None = None  # a shaded range of y
     texts: Sequence[Text] = ()
+    x_shared: str = ""  # panels with the same value have the same limits; unless given, those of one title
+    y_shared: str = ""
     x_limits: tuple[float, float] | None = None
     y_limits: tuple[float, float] | None = None
     y_ticks: Mapping[float, str] | None = None

@@ -167,9 +167,8 @@ class Content:
         self.survey = survey
         self.groups = design.by_recipe(survey.records, survey.order())
         recipes = list(dict.fromkeys([*survey.order(), *self.groups]))
-        self.names = dict(
-            zip(recipes, short_labels(recipes), strict=True)
-        )  # also of recipes without a record
+        # Also of recipes without a record.
+        self.names = dict(zip(recipes, short_labels(recipes), strict=True))
         self.full_names = dict(zip(recipes, labels(recipes), strict=True))  # as commands write them
         analyses = design.analyses_of(survey.studies, self.groups)
         self.stats = {
