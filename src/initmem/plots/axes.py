@@ -61,8 +61,8 @@ def no_runs(axes: Axes, text: str = "no runs") -> None:
 # -- series -----------------------------------------------------------------------------------------------
 
 
-def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named: Sequence[str] = ()) -> None:
-    """Series with their bands, and what is drawn with them; `named` guides are in a legend elsewhere."""
+def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None) -> None:
+    """Series with their bands, and what is drawn with them; guides with a label are named in the panel."""
     if not panel.has_values():
         no_runs(axes, panel.void if panel.series else "no runs")
         return
@@ -87,10 +87,7 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
         axes.plot(mark.x, mark.y, "*", **star, zorder=6, clip_on=False)
     if panel.published_level is not None:
         axes.axhline(panel.published_level, color="black", linestyle=":", linewidth=1.0)
-    shown = [
-        line for line, guide in zip(guides, panel.guides, strict=True) if guide.label not in ("", *named)
-    ]
-    if shown:
+    if shown := [line for line, guide in zip(guides, panel.guides, strict=True) if guide.label]:
         axes.legend(handles=shown, loc="best", frameon=False, fontsize=6.5, handlelength=2.2)
     _frame(axes, panel)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from initmem.files import write_output
 from initmem.plots.axes import (
     INK,
     ROOM_FOR_TEXT,
+    Limits,
     draw_heatmap,
     draw_intervals,
     draw_panel,
@@ -135,14 +136,13 @@ def _draw_rows(
     drawn: list[tuple[Axes, AnyPanel]] = []
     limits = log_limits(plot)
     below_panels = 0  # rows of the grid with legends
-    named = [entry.label for line in plot.legend for entry in line]
     for i, row in enumerate(rows):
         for j, panel in enumerate(row):
             wide = 1 if isinstance(panel, Heatmap) else grid.ncols // len(row)
             axes = figure.add_subplot(grid[i + below_panels, j * wide : (j + 1) * wide])
             letter = f"({chr(ord('a') + len(drawn))}) " if plot.lettered else ""
             axes.set_title(letter + panel.title)
-            draw_any(axes, panel, limits, named, alone=len(row) == 1)
+            draw_any(axes, panel, limits, alone=len(row) == 1)
             below = rows[i + 1][j] if i + 1 < len(rows) and len(rows[i + 1]) == len(row) else None
             if _repeated(panel, below)[0]:
                 axes.set_xlabel("")
@@ -179,17 +179,10 @@ def _draw_panel_key(axes: Axes, key: Sequence[Entry], columns: int) -> None:
     axes.legend(handles=handles, loc="upper left", ncols=columns, **LEGEND, borderaxespad=0, fontsize=6)
 
 
-def draw_any(
-    axes: Axes,
-    panel: AnyPanel,
-    limits: dict[str, tuple[float, float]],
-    named: Sequence[str] = (),
-    *,
-    alone: bool = True,
-) -> None:
+def draw_any(axes: Axes, panel: AnyPanel, limits: Mapping[str, Limits], *, alone: bool = True) -> None:
     """Draw a panel of any kind; `alone` in its row it has room for more text."""
     if isinstance(panel, Panel):
-        draw_panel(axes, panel, limits.get(panel.y_title) if panel.log_y else None, named)
+        draw_panel(axes, panel, limits.get(panel.y_title) if panel.log_y else None)
     elif isinstance(panel, Intervals):
         draw_intervals(axes, panel)
     else:

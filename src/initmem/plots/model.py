@@ -143,7 +143,7 @@ class Panel(NamedTuple):
     series: Sequence[Series]
     band: str = BAND  # what `low` and `high` of the series are
     limits: str = "95% interval of the mean"  # what their `limits` are
-    guides: Sequence[Series] = ()  # lines and points that are not the panel's own measurements
+    guides: Sequence[Series] = ()  # not the panel's own measurements; without a label: the legend has it
     published: Sequence[Series] = ()  # single points
     published_level: float | None = None  # a published value that holds all along
     ceiling: float | None = None  # the last epoch: values beyond it are shown above
