@@ -230,8 +230,8 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-def draw_heatmap(axes: Axes, panel: Heatmap, room: int = ROOM_FOR_TEXT) -> AxesImage:
-    """Colored cells, hatched where there are no runs, with values in up to `room` columns."""
+def draw_heatmap(axes: Axes, panel: Heatmap, *, alone: bool) -> AxesImage:
+    """Colored cells, hatched where there are no runs, with values where there is room for them."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     if any(math.isnan(y) for row in panel.rows for y in row.y):
@@ -250,7 +250,7 @@ def draw_heatmap(axes: Axes, panel: Heatmap, room: int = ROOM_FOR_TEXT) -> AxesI
     for i, j in np.ndindex(len(panel.rows), len(x)):
         value = panel.rows[i].y[j]
         sign = "× " if panel.crossed and panel.crossed[i][j] else ""
-        shown = f"{sign}{value:.{panel.digits}f}" if len(x) <= room else sign.strip()
+        shown = f"{sign}{value:.{panel.digits}f}" if len(x) <= ROOM_FOR_TEXT * (1 + alone) else sign.strip()
         if shown and not math.isnan(value):
             ink = "white" if (value - low) > 0.6 * (high - low) else "black"
             axes.text(j, i, shown, color=ink, ha="center", va="center", fontsize=5.5)

@@ -244,9 +244,9 @@ def layers_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
     maps = []
     for layers, recipes in networks.items():
         for key, title in (("elasticity", "Norm elasticity"), ("cosine", "Cosine to the initial weights")):
-            values = [[math.nan if one[key] is None else one[key] for one in rows] for _, rows in recipes]
             lines = [
-                Series(label, UNSTYLED, layers, y) for (label, _), y in zip(recipes, values, strict=True)
+                Series(label, UNSTYLED, layers, [math.nan if one[key] is None else one[key] for one in rows])
+                for label, rows in recipes
             ]
             maps.append([Heatmap(title, "", "1: kept, 0: forgotten", lines, (0.0, 1.0), digits=2)])
     return Plot(maps, head="What layers keep of their initialization, at the selected epoch")

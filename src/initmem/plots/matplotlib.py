@@ -17,11 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from initmem.errors import ConfigError, StoreError
-from initmem.files import write_output
+from initmem.errors import ConfigError
+from initmem.files import explained, write_output
 from initmem.plots.axes import (
     INK,
-    ROOM_FOR_TEXT,
     Limits,
     draw_heatmap,
     draw_intervals,
@@ -103,10 +102,8 @@ def save(figure: Figure, path: Path) -> None:
     stream = io.BytesIO()
     with style.context(STYLE):
         figure.savefig(stream, format=kind, dpi=200, metadata=undated)
-    try:
+    with explained(path):
         write_output(path, stream.getvalue())
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _without_empty(plot: Plot) -> list[Sequence[AnyPanel]]:
@@ -186,7 +183,7 @@ def draw_any(axes: Axes, panel: AnyPanel, limits: Mapping[str, Limits], *, alone
     elif isinstance(panel, Intervals):
         draw_intervals(axes, panel)
     else:
-        draw_heatmap(axes, panel, ROOM_FOR_TEXT * (1 + alone))
+        draw_heatmap(axes, panel, alone=alone)
 
 
 def _repeated(panel: AnyPanel, other: AnyPanel | None) -> tuple[bool, bool]:

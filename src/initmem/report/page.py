@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from initmem import __version__
 from initmem.errors import StoreError, count
-from initmem.files import write_output
+from initmem.files import explained, write_output
 from initmem.intervention import level_text
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
@@ -108,10 +108,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any]]]] = {
 
 def write_report(store: Results, path: Path, *, command: str | None = None) -> Path:
     """Write the report of a store; it names the command that writes it again."""
-    try:
-        write_output(path, render(store, command=command).encode())
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    html = render(store, command=command)
+    with explained(path):
+        write_output(path, html.encode())
     return path
 
 
