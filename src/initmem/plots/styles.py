@@ -20,7 +20,14 @@ GREY, OLIVE = "#7F7F7F", "#B8A900"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
-PALETTE = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(COLORS))
+
+
+def marked(color: str, i: int) -> Style:
+    """A color with the i-th marker and dashes, which come again."""
+    return Style(color, MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
+
+
+PALETTE = tuple(marked(color, i) for i, color in enumerate(COLORS))
 _NAMES = ("adam", "sgd", "muon", "muon-conv", "momentum", "adamw", "normuon", "lion")
 OPTIMIZERS = dict(zip(_NAMES, PALETTE, strict=True)) | {
     "schedule-free-sgd": Style("#8C3D00", "o", ":"),
@@ -32,13 +39,12 @@ GUIDE = Style("#404040", "", "--", width=0.9)
 SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
 # The page has a light and a dark shade of every hue, in the same order.
 HUES = (*COLORS, *SEQUENCE, "#8C3D00", "#1F5F8B")
-ORDERED = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(SEQUENCE))
+ORDERED = tuple(marked(color, i) for i, color in enumerate(SEQUENCE))
 
 
 def in_order(i: int) -> Style:
     """The style of the i-th of some values that are compared; colors repeat with other markers."""
-    color = SEQUENCE[i % len(SEQUENCE)]
-    return Style(color, MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
+    return marked(SEQUENCE[i % len(SEQUENCE)], i)
 
 
 def optimizer_style(name: str) -> Style:
@@ -87,9 +93,7 @@ def recipe_styles(recipes: Sequence[AnyRecipe]) -> list[Style]:
 def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:
     """SGD by learning rate and L2: shades of its color for the one, markers and dashes for the other."""
     return {
-        (rate, penalty): Style(
-            OPTIMIZERS["sgd"].hue, MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)], shade=shade
-        )
+        (rate, penalty): marked(OPTIMIZERS["sgd"].hue, j)._replace(shade=shade)
         for rate, shade in zip(rates, shades(len(rates)), strict=True)
         for j, penalty in enumerate(penalties)
     }
