@@ -12,7 +12,7 @@ from initmem.intervention import Level, level_order
 from initmem.metric import metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.html import thinned
-from initmem.plots.model import SIGMA, Heatmap, Panel, Plot, Series
+from initmem.plots.model import BAND, SIGMA, Heatmap, Panel, Plot, Series
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, Facet, Part, recipe_styles, split, styled
 from initmem.recipe import AnyRecipe
@@ -24,10 +24,9 @@ MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
 MOST_TRACES = 10  # seeds whose curves are drawn one by one
 MOST_COLUMNS, MOST_LAYERS = 12, 24  # of a heat map of layers
-SIMULTANEOUS = "95% simultaneous band"
-SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
-NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
-FITTED = f"The first epoch with 99.5% train accuracy: median with a {SIMULTANEOUS}. Above: never reached."
+SELECTED = f"Of the model with the least validation loss, with a {BAND}."
+NORM = f"Of all weights of the selected model, with a {BAND}."
+FITTED = f"The first epoch with 99.5% train accuracy: median with a {BAND}. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe."
 
@@ -44,7 +43,7 @@ def curves(content: Content) -> dict[str, Plot]:
     unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
 
     def profile(title: str, y_title: str, about: str, metric: str) -> Plot:
-        panel = Panel(title, SIGMA, y_title, (), band=SIMULTANEOUS)
+        panel = Panel(title, SIGMA, y_title, ())
         return _plot(content, facets, panel, about, lambda item: item.curve(metric))
 
     metrics = dict.fromkeys(item.metric for item in stats)
@@ -142,9 +141,9 @@ def slopes(content: Content) -> dict[str, Plot]:
 def _slope_plot(content: Content, facets: Sequence[Facet], clock: str | None) -> Plot:
     name = "epochs" if clock is None else CLOCK_NAMES.get(clock, f"{clock} clock")
     title, x_title = ("Epoch", "epoch") if clock is None else (name, CLOCK_TITLES[clock])
-    panel = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True, band=SIMULTANEOUS)
+    panel = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True)
     panel = panel._replace(limits="95% interval at this epoch alone")
-    about = f"|β| against {name}, with a {SIMULTANEOUS}: it holds for all epochs at once."
+    about = f"|β| against {name}, with a {BAND}: it holds for all epochs at once."
 
     def series(item: RecipeStats) -> Series:
         drawn = clock is None or _moves(item, clock)
@@ -199,7 +198,7 @@ def facets_by_study(content: Content) -> list[Facet]:
     """The charts of metrics against scale: by study, then by the fields that keep the lines few."""
     groups: dict[str, list[AnyRecipe]] = {}
     for recipe in content.stats:
-        study = content.study_of(recipe)
+        study = next((one for one in content.survey.studies if recipe in one.recipes), None)
         groups.setdefault(f"{study.name} ({study.preset})" if study else "other runs", []).append(recipe)
     charts = []
     for name, group in groups.items():

@@ -30,7 +30,7 @@ from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Survey
-from initmem.study import Run, Study
+from initmem.study import Run
 
 Array = NDArray[np.float64]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
@@ -150,15 +150,6 @@ class RecipeStats:
         clock, life = next(iter(by_unit.items()), ("", None))
         return epochs, CLOCK_NAMES.get(clock, clock), life
 
-    @property
-    def last_clocks(self) -> dict[str, float]:
-        """The clocks as measured at the last epoch, means over runs."""
-        return {
-            name: float(values[-1])
-            for name, values in self.beta.clocks.items()
-            if len(values) and np.isfinite(values[-1])
-        }
-
 
 class Content:
     """A survey by recipe, in the order of the studies; reuses what `previous` computed of equal records."""
@@ -205,10 +196,6 @@ class Content:
         rows = judged([replace(stats.memory, recipe=self.names[key]) for key, stats in self.stats.items()])
         return dict(zip(self.stats, rows, strict=True))
 
-    def study_of(self, recipe: AnyRecipe) -> Study | None:
-        """The first study that asks for a recipe."""
-        return next((study for study in self.survey.studies if recipe in study.recipes), None)
-
     @property
     def setting(self) -> str:
         """What all recipes share: data, network, length. Nothing is known about user code."""
@@ -229,8 +216,10 @@ def clocks(content: Content) -> dict[str, Any]:
     at_end: dict[AnyRecipe, dict[str, float | None]] = {}
     for recipe in content.names:
         at_end[recipe] = dict.fromkeys(("updates", *CLOCKS))
-        if recipe in content.stats:
-            at_end[recipe] |= content.stats[recipe].last_clocks
+        recorded = content.stats[recipe].beta.clocks if recipe in content.stats else {}
+        at_end[recipe] |= {
+            name: float(values[-1]) for name, values in recorded.items() if np.isfinite(values[-1:]).any()
+        }
         with contextlib.suppress(InitmemError):  # the data may not be here, or known to user code alone
             at_end[recipe] |= _clocks_at_end(recipe)
     return {"at_end": at_end, "clocks": {name: CLOCK_NAMES.get(name, name) for name in CLOCKS}}
