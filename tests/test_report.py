@@ -27,6 +27,7 @@ from initmem.plots.builders import scale_plot
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.matplotlib import draw
 from initmem.plots.model import Plot, Series, caption
+from initmem.plots.styles import split
 from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
@@ -239,6 +240,12 @@ def test_a_chart_that_is_small_enough_is_not_split() -> None:
     by_title = {facet.title: len(facet.members) for facet in facets}
     assert sorted(by_title.values()) == [2, 3, 6]  # by dataset alone: none of them needs another field
     assert all("width" not in title for title in by_title)
+
+
+def test_fields_with_values_that_read_alike_divide_once() -> None:
+    sizes = ["synthetic:100x1x8x8", "synthetic:200x1x8x8"]
+    parts = split(planted.grid(optimizer=planted.OPTIMIZERS, dataset=sizes), ["dataset", "width"])
+    assert [(title, len(recipes)) for title, recipes in parts] == [("synthetic", 8), ("synthetic (2)", 2)]
 
 
 def test_two_memories_are_compared_as_the_measure_does() -> None:
