@@ -207,11 +207,6 @@ def numbers(levels: Sequence[Level]) -> list[float]:
     return [level for level in levels if not isinstance(level, str)]
 
 
-def decimals_between(low: float, high: float) -> int:
-    """How many decimals values between two limits need: a twentieth of their range can be told."""
-    return max(0, math.ceil(1.3 - math.log10(high - low))) if high > low else 3
-
-
 class Plot(NamedTuple):
     """Rows of panels with their legend, and what a caption needs beside them."""
 

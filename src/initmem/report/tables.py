@@ -20,7 +20,6 @@ from initmem.measures.scales import NO_EFFECT, AtScale, scale_means
 from initmem.measures.verdict import columns_of, memory_cells
 from initmem.metric import metric_of
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
-from initmem.plots.model import decimals_between
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.report.content import Array, Content, at_level, runs_of
@@ -256,9 +255,11 @@ def _digits(metric: str, reached: Sequence[AtScale]) -> int:
     if metric_of(metric).is_percentage:
         return 1
     means = [at.mean for at in reached if at.mean is not None]
+    spread = max(means, default=0.0) - min(means, default=0.0)  # a twentieth of it can be told
+    between = math.ceil(1.3 - math.log10(spread)) if spread > 0 else 3 * bool(means)
     deviations = sorted(at.deviation for at in reached if at.deviation)
     for_deviation = math.ceil(-math.log10(deviations[len(deviations) // 2])) if deviations else 0
-    return min(6, max(decimals_between(min(means), max(means)) if means else 0, for_deviation))
+    return min(6, max(0, between, for_deviation))
 
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
