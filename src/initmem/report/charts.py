@@ -131,11 +131,12 @@ def _spread_levels(levels: Iterable[Level]) -> list[Level]:
 
 def slopes(content: Content) -> dict[str, Plot]:
     """|beta| against epoch and clocks. Series share their heights; an axis only moves them."""
-    if not any(len(item.beta.beta) for item in content.stats.values()):
-        return {}
     facets = facets_by_family(content)
-    moving = [clock for clock in CLOCK_TITLES if any(_moves(item, clock) for item in content.stats.values())]
-    return {clock or "epochs": _slope_plot(content, facets, clock) for clock in (None, *moving)}
+    return {
+        clock or "epochs": _slope_plot(content, facets, clock)
+        for clock in (None, *CLOCK_TITLES)
+        if any(_moves(item, clock) for item in content.stats.values())
+    }
 
 
 def _slope_plot(content: Content, facets: Sequence[Facet], clock: str | None) -> Plot:
@@ -146,15 +147,15 @@ def _slope_plot(content: Content, facets: Sequence[Facet], clock: str | None) ->
     about = f"|β| against {name}, with a {BAND}: it holds for all epochs at once."
 
     def series(item: RecipeStats) -> Series:
-        drawn = clock is None or _moves(item, clock)
-        return beta_series(item.beta, clock) if drawn else Series("", UNSTYLED, (), ())
+        return beta_series(item.beta, clock) if _moves(item, clock) else Series("", UNSTYLED, (), ())
 
     return _plot(content, facets, panel, about, series)
 
 
-def _moves(item: RecipeStats, clock: str) -> bool:
-    values = item.beta.clocks[clock]
-    return bool(len(values)) and bool(np.nanmax(values) > 0)
+def _moves(item: RecipeStats, clock: str | None) -> bool:
+    """Whether there is a slope, and the clock has run at all."""
+    ticks = item.beta.epochs if clock is None else item.beta.clocks[clock]
+    return len(item.beta.beta) > 0 and bool((ticks > 0).any())
 
 
 def _plot(
