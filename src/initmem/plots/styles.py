@@ -116,7 +116,7 @@ def split(recipes: Sequence[AnyRecipe], fields: Sequence[str], title: str = "") 
     """Divide recipes by one field after the other until panels have few enough lines; titles name them."""
     if len(recipes) <= MOST_LINES or not fields:
         return [
-            (f"{title} ({i // MOST_LINES + 1})" if i else title, recipes[i : i + MOST_LINES])
+            (f"{title} ({i // MOST_LINES + 1})".strip() if i else title, recipes[i : i + MOST_LINES])
             for i in range(0, len(recipes), MOST_LINES)
         ]
     field, *others = fields
