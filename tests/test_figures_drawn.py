@@ -166,7 +166,7 @@ def test_the_caption_says_the_preset_and_what_stands_beside() -> None:
     assert all(
         spread.reference is not None for spread in beside.rows[1][3].rows if spread.label != "momentum"
     )
-    marks = {(mark.x, mark.y) for mark in beside.rows[1][1].published}
+    marks = {(mark.x[0], mark.y[0]) for mark in beside.rows[1][1].published}
     assert marks == {(0.1, 85.0), (2.5, 58.6)}
     assert all(len(row) == 3 for row in plain.rows)
 

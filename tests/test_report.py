@@ -25,7 +25,9 @@ from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
+from initmem.plots.matplotlib import draw
 from initmem.plots.model import Plot, Series, caption
+from initmem.plots.styles import split
 from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
@@ -238,6 +240,12 @@ def test_a_chart_that_is_small_enough_is_not_split() -> None:
     by_title = {facet.title: len(facet.members) for facet in facets}
     assert sorted(by_title.values()) == [2, 3, 6]  # by dataset alone: none of them needs another field
     assert all("width" not in title for title in by_title)
+
+
+def test_fields_with_values_that_read_alike_divide_once() -> None:
+    sizes = ["synthetic:100x1x8x8", "synthetic:200x1x8x8"]
+    parts = split(planted.grid(optimizer=planted.OPTIMIZERS, dataset=sizes), ["dataset", "width"])
+    assert [(title, len(recipes)) for title, recipes in parts] == [("synthetic", 8), ("synthetic (2)", 2)]
 
 
 def test_two_memories_are_compared_as_the_measure_does() -> None:
@@ -533,7 +541,8 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
 def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:
     panel, fitted = scale_plot(store.records(), "test_accuracy").panels
     assert fitted.y_title == "train accuracy (%)"
-    assert fitted.y_limits == panel.y_limits  # the fit is seen at once
+    _, (left, right) = draw(scale_plot(store.records(), "test_accuracy"))
+    assert left.get_ylim() == right.get_ylim()  # the fit is seen at once
     (curve,) = panel.series
     assert curve.x == [0.5, 1.0, 2.0]
     assert curve.n == [2, 2, 2]
@@ -558,10 +567,10 @@ def test_layers_have_a_heat_map_only_where_they_are_recorded(tiny_study: Study) 
     assert "layers" not in sections(old)
     content = content_of([tiny_study], [with_layers(run) for run in runs])
     (heat,) = charts.layer_maps(content)
-    ((layer, cells),) = heat.rows
-    assert (layer, list(heat.epochs)) == ("head", [0, 1, 2, 3, 4])
+    (row,) = heat.rows
+    assert (row.label, row.x) == ("head", [0, 1, 2, 3, 4])
     mean = 0.2 + 0.1 * np.mean([run.scale for run in runs])
-    assert [cells[0], cells[-1]] == pytest.approx([1.0, mean])
+    assert [row.y[0], row.y[-1]] == pytest.approx([1.0, mean])
     html = sections(content)["layers"].html
     assert f"epoch 4: cosine {mean:.3f}" in html
     colors = re.findall(r'<td class="(h\d)">.*?>([\d.]+)</a>', html)

@@ -140,21 +140,18 @@ def _plain_value(cell: Cell) -> Any:
 
 def cell(value: Value, form: str = "", *, href: str = "", style: str = "") -> Cell:
     """A value with its text: nothing where there is no value."""
-    return Cell(value, _text(value, form), href=href, style=style)
-
-
-def _text(value: Value, form: str) -> str:
     match value:
         case None:
-            return ""
+            text = ""
         case bool():
-            return "yes" if value else "no"
+            text = "yes" if value else "no"
         case int():
-            return format(value, form or ",d")
+            text = format(value, form or ",d")
         case float():
-            return format(value, form or ".4g")
+            text = format(value, form or ".4g")
         case _:
-            return str(value)
+            text = str(value)
+    return Cell(value, text, href=href, style=style)
 
 
 def interval(low: float | None, high: float | None, form: str = ".1f") -> Cell:

@@ -37,7 +37,6 @@ from initmem.plots.model import (
     Heatmap,
     Interval,
     Intervals,
-    Mark,
     Panel,
     Plot,
     Series,
@@ -141,11 +140,11 @@ def _profiles(lines: Iterable[Line], metric: str) -> list[Series]:
     ]
 
 
-def _marks(where: str, lines: Iterable[Line]) -> list[Mark]:
+def _marks(where: str, lines: Iterable[Line]) -> list[Series]:
     """Published test accuracies at single scales."""
     points = [(line, scale) for line in lines for scale in line.expected]
     items = [(find(where, line.recipe, "test", scale), scale, line.style) for line, scale in points]
-    return [Mark(scale, item.value, style) for item, scale, style in items if item]
+    return [Series("", style, [scale], [item.value]) for item, scale, style in items if item]
 
 
 def _spreads(where: str, title: str, lines: Sequence[Line], *, reference: bool = True) -> Intervals:

@@ -61,8 +61,8 @@ def no_runs(axes: Axes, text: str = "no runs") -> None:
 # -- series -----------------------------------------------------------------------------------------------
 
 
-def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named: Sequence[str] = ()) -> None:
-    """Series with their bands, and what is drawn with them; `named` guides are in a legend elsewhere."""
+def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None) -> None:
+    """Series with their bands, and what is drawn with them; guides with a label are named in the panel."""
     if not panel.has_values():
         no_runs(axes, panel.void if panel.series else "no runs")
         return
@@ -87,10 +87,7 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
         axes.plot(mark.x, mark.y, "*", **star, zorder=6, clip_on=False)
     if panel.published_level is not None:
         axes.axhline(panel.published_level, color="black", linestyle=":", linewidth=1.0)
-    shown = [
-        line for line, guide in zip(guides, panel.guides, strict=True) if guide.label not in ("", *named)
-    ]
-    if shown:
+    if shown := [line for line, guide in zip(guides, panel.guides, strict=True) if guide.label]:
         axes.legend(handles=shown, loc="best", frameon=False, fontsize=6.5, handlelength=2.2)
     _frame(axes, panel)
 
@@ -233,8 +230,8 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-def draw_heatmap(axes: Axes, panel: Heatmap, room: int = ROOM_FOR_TEXT) -> AxesImage:
-    """Colored cells, hatched where there are no runs, with values in up to `room` columns."""
+def draw_heatmap(axes: Axes, panel: Heatmap, *, alone: bool) -> AxesImage:
+    """Colored cells, hatched where there are no runs, with values where there is room for them."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     if any(math.isnan(y) for row in panel.rows for y in row.y):
@@ -253,7 +250,7 @@ def draw_heatmap(axes: Axes, panel: Heatmap, room: int = ROOM_FOR_TEXT) -> AxesI
     for i, j in np.ndindex(len(panel.rows), len(x)):
         value = panel.rows[i].y[j]
         sign = "× " if panel.crossed and panel.crossed[i][j] else ""
-        shown = f"{sign}{value:.{panel.digits}f}" if len(x) <= room else sign.strip()
+        shown = f"{sign}{value:.{panel.digits}f}" if len(x) <= ROOM_FOR_TEXT * (1 + alone) else sign.strip()
         if shown and not math.isnan(value):
             ink = "white" if (value - low) > 0.6 * (high - low) else "black"
             axes.text(j, i, shown, color=ink, ha="center", va="center", fontsize=5.5)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from initmem.plots.series import (
     interpolation_series,
     profile_series,
 )
-from initmem.plots.styles import GUIDE, in_order, optimizer_style, recipe_styles
+from initmem.plots.styles import GUIDE, Part, in_order, optimizer_style, split, styled
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
@@ -60,44 +59,37 @@ PANEL_TITLES = {
     "norm_best": "Kernel norm of the selected model",
 }
 FACETS = ("dataset", "model", "optimizer", "batch_size", "width", "learning_rate", "l2")
-MOST_LINES, MOST_BANDS = 8, 3  # in a panel
+MOST_BANDS = 3  # in a panel: more would hide the lines
 MOST_APART = 3  # recipes of 12 and of 2,400 epochs need a logarithmic axis
 
 
-class _Line(NamedTuple):
-    """A recipe of a plot."""
-
-    label: str
-    style: Style
-    records: list[RunRecord]
+Line = tuple[str, Style, list[RunRecord]]  # a recipe of a panel: its label, style and runs
 
 
 def _facets(
     records: Sequence[RunRecord], order: Sequence[AnyRecipe], *, divide: bool
-) -> dict[str, list[_Line]]:
+) -> dict[str, list[Line]]:
     """The recipes by the panel in which they are drawn: in the given order, then as they come.
 
-    Scales and interventions have no axis in common. More than eight recipes are divided by the first field of
-    `FACETS` in which they differ. A label then names what differs within a panel. Unless `divide`, one panel
-    has them all.
+    Scales and interventions have no axis in common, and many recipes are divided by the `FACETS` in which
+    they differ. A label then names what differs within a panel. Unless `divide`, one panel has them all.
     """
     groups = by_recipe(records, order)
-    varied = [name for name in FACETS if len({recipe.get(name) for recipe in groups}) > 1]
-    divided = varied[0] if varied and len(groups) > MOST_LINES else None
-    kinds = {recipe: any(one.run.intervention for one in group) for recipe, group in groups.items()}
-    parts: dict[str, list[AnyRecipe]] = {}
-    for recipe, intervened in kinds.items():
-        titles = [phrase(recipe, divided)] if divided and divide else []
-        titles += ["interventions" if intervened else "scales"] * (divide and len(set(kinds.values())) > 1)
-        parts.setdefault(", ".join(titles), []).append(recipe)
-    names = labelled(records, order)
-    labels_of = {title: labels(part) if len(parts) > 1 else list(names) for title, part in parts.items()}
-    return {
-        title: [
-            _Line(label, style, plain(groups[recipe]))
-            for label, style, recipe in zip(labels_of[title], recipe_styles(part), part, strict=True)
+    parts: list[Part] = [("", list(groups))]
+    if divide:
+        kinds: dict[str, list[AnyRecipe]] = {}
+        for recipe, group in groups.items():
+            intervened = any(one.run.intervention for one in group)
+            kinds.setdefault("interventions" if intervened else "scales", []).append(recipe)
+        parts = [
+            (", ".join(filter(None, [title, kind * (len(kinds) > 1)])), part)
+            for kind, members in kinds.items()
+            for title, part in split(members, FACETS)
         ]
-        for title, part in parts.items()
+    every = list(labelled(records, order))
+    return {
+        facet.title: [(label, style, plain(groups[recipe])) for recipe, label, style in facet.members]
+        for facet in styled(parts, labels if len(parts) > 1 else lambda _: every)
     }
 
 
@@ -117,39 +109,25 @@ def scale_plot(
     check_metric(metric, records)
     trained = train_metric(records, metric) if with_fit and metric_of(metric).held_out else None
     shown = [metric_of(name) for name in (metric, trained) if name]
-    rows, facets = [], _facets(records, order, divide=divide)
-    crowded = _are_crowded(map(len, facets.values()))
-    for facet, lines in facets.items():
+    alike = len({one.unit for one in shown}) < len(shown)  # on one axis what differs is seen at once
+    rows = []
+    for facet, lines in _facets(records, order, divide=divide).items():
         panels = []
         for one in shown:
             title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
-            series = [profile_series(line.records, one.name).named(line.label, line.style) for line in lines]
+            series = [profile_series(runs, one.name).named(label, style) for label, style, runs in lines]
             top = 100.0 if one.is_percentage else None
             named = any(isinstance(x, str) for line in series for x in line.x)
-            panels.append(Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top))
-        alike = len(panels) == 2 and shown[0].unit == shown[1].unit
-        rows.append(_on_one_axis(panels, with_bands=not crowded) if alike else panels)
+            panel = Panel(facet or title, INTERVENTION if named else SIGMA, one.title, series, top=top)
+            panels.append(panel._replace(y_shared=f"{facet}, {one.unit}" if alike else ""))
+        rows.append(panels)
     return _rows_of_lines(rows, records, MEAN)
-
-
-def _on_one_axis(panels: Sequence[Panel], *, with_bands: bool) -> list[Panel]:
-    """Panels with the same limits of y: what differs between them is seen at once."""
-    series = [one for panel in panels for one in panel.series]
-    drawn = [one for one in series if with_bands or any(isinstance(x, str) for x in one.x)]  # or error bars
-    ends = [y for one in series for y in one.y] + [y for one in drawn for y in (*one.low, *one.high)]
-    finite = [end for end in ends if math.isfinite(end)]
-    if not finite or max(finite) == min(finite):
-        return list(panels)
-    margin = 0.03 * (max(finite) - min(finite))
-    tops = [panel.top for panel in panels if panel.top is not None]
-    limits = min(finite) - margin, min([max(finite) + margin, *tops])
-    return [panel._replace(y_limits=limits) for panel in panels]
 
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """The median interpolation epoch against scale, a line per recipe."""
-    lines = [line for part in _facets(records, order, divide=False).values() for line in part]
-    series = [interpolation_series(line.records).named(line.label, line.style) for line in lines]
+    (lines,) = _facets(records, order, divide=False).values()
+    series = [interpolation_series(runs).named(label, style) for label, style, runs in lines]
     last = float(max((record.summary.epochs for record in records), default=0))
     panel = Panel("Interpolation epoch", SIGMA, "interpolation epoch", series, ceiling=last, log_y=True)
     return _rows_of_lines([[panel]], records, MEDIAN)
@@ -170,21 +148,16 @@ def beta_plot(
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
     panels, missing = [], []
     for facet, lines in _facets(records, order, divide=divide).items():
-        curves = [(line, beta_series(beta_curve(line.records, metric), clock)) for line in lines]
-        drawn = [one.named(line.label, line.style) for line, one in curves if np.isfinite(one.y).any()]
-        missing += [f"{facet} {line.label}".strip() for line, one in curves if not np.isfinite(one.y).any()]
+        curves = [
+            beta_series(beta_curve(runs, metric), clock).named(label, style) for label, style, runs in lines
+        ]
+        drawn = [one for one in curves if np.isfinite(one.y).any()]
+        missing += [f"{facet} {one.label}".strip() for one in curves if not np.isfinite(one.y).any()]
         if drawn:
-            there = [
-                x for one in drawn for x, y in zip(numbers(one.x), one.y, strict=True) if not math.isnan(y)
-            ]
             ends = [max(numbers(one.x)) for one in drawn]
-            far = clock is None and max(ends) > MOST_APART * min(ends)
-            margin = 0.03 * (max(there) - min(there)) + 0.1
-            limits = (min(there) - margin, max(there) + margin) if facet and clock is None else None
-            if far:
-                limits = (min(there) / 1.2, max(there) * 1.2)
-            panel = Panel(facet or title, x_title, BETA, drawn, log_x=far or clock is not None, log_y=True)
-            panels.append(panel._replace(x_limits=limits))
+            log_x = clock is not None or max(ends) > MOST_APART * min(ends)
+            panel = Panel(facet or title, x_title, BETA, drawn, log_x=log_x, log_y=True)
+            panels.append(panel._replace(x_shared=facet if clock is None else ""))
     why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
     if not panels:
         raise ConfigError(why)
@@ -208,7 +181,9 @@ def memory_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
     bars = []
     for row in rows:
         open_question = row.verdict not in ("remembers", "forgets")
-        bars.append(memory_interval(row, styles[row.recipe_id]._replace(marker="o", hollow=open_question)))
+        style = styles[row.recipe_id]._replace(marker="o", hollow=open_question)
+        values = row.memory, row.low, row.high, row.noise_range
+        bars.append(Interval(row.recipe, style, *values, void="not measured yet"))
     about = ["Memory: max - min over scales of the mean, with its 95% interval"]
     about += ["Gray: noise range"] * any(row.noise_range is not None for row in rows)
     about += ["Dashed: tolerance"] * (limit is not None)
@@ -219,12 +194,6 @@ def memory_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
 
 def _optimizer(recipe: AnyRecipe) -> str:
     return str(recipe.get("optimizer") or "own code").lower()  # user code may declare torch's name of it
-
-
-def memory_interval(row: Memory, style: Style = GUIDE) -> Interval:
-    """A memory as one row of a panel of intervals."""
-    values = row.memory, row.low, row.high, row.noise_range
-    return Interval(row.recipe, style, *values, void="not measured yet", verdict=row.verdict)
 
 
 def tradeoff_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
@@ -246,10 +215,8 @@ def tradeoff_plot(rows: Sequence[Memory], recipes: Sequence[AnyRecipe]) -> Plot:
         y_title = f"memory{f' ({first.unit})' if first.unit else ''}"
         words = Text(0.98, 0.97, f"rank correlation\n{one}")
         top = 1.35 * max(row.high or row.memory or 0.0 for row in one.memories)  # with room for the words
-        margin = 0.08 * (max(one.best) - min(one.best)) or 1.0
-        limits = min(one.best) - margin, max(one.best) + margin
-        panel = Panel(one.data, x_title, y_title, series, x_limits=limits, y_limits=(-0.03 * top, top))
-        panels.append(panel._replace(texts=[words]))
+        panel = Panel(one.data, x_title, y_title, series, texts=[words], x_shared=one.data)
+        panels.append(panel._replace(y_limits=(-0.03 * top, top)))
     shown = dict.fromkeys(names[row.recipe_id] for one in parts for row in one.memories)
     return Plot(
         [panels[i : i + 2] for i in range(0, len(panels), 2)],
@@ -277,9 +244,9 @@ def layers_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
     maps = []
     for layers, recipes in networks.items():
         for key, title in (("elasticity", "Norm elasticity"), ("cosine", "Cosine to the initial weights")):
-            values = [[math.nan if one[key] is None else one[key] for one in rows] for _, rows in recipes]
             lines = [
-                Series(label, UNSTYLED, layers, y) for (label, _), y in zip(recipes, values, strict=True)
+                Series(label, UNSTYLED, layers, [math.nan if one[key] is None else one[key] for one in rows])
+                for label, rows in recipes
             ]
             maps.append([Heatmap(title, "", "1: kept, 0: forgotten", lines, (0.0, 1.0), digits=2)])
     return Plot(maps, head="What layers keep of their initialization, at the selected epoch")
@@ -349,29 +316,20 @@ def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str
     )
 
 
-def _are_crowded(lines: Iterable[int]) -> bool:
-    """Whether any panel has so many lines that their bands would hide them."""
-    return any(n > MOST_BANDS for n in lines)
-
-
 def _rows_of_lines(rows: Sequence[Sequence[Panel]], records: Sequence[RunRecord], about: str) -> Plot:
     """Panels of lines in rows of three, with one legend, or one below each where styles come again."""
-    crowded = _are_crowded(len(panel.series) for row in rows for panel in row)
-    rows = [[panel._replace(with_bands=not crowded) for panel in row] for row in rows]
-    keys = {
-        panel.title: [Entry(one.label, one.style) for one in panel.series] for row in rows for panel in row
-    }
-    entries = list(dict.fromkeys(entry for key in keys.values() for entry in key))
-    apart = max(len(entries), 1) > len({entry.style for entry in entries})
-    apart |= len(entries) > len({entry.label for entry in entries})
-    if apart:  # panels of one title stand in a row and have the same lines
-        rows = [
-            [
-                panel._replace(key=[] if i and panel.title == row[i - 1].title else keys[panel.title])
-                for i, panel in enumerate(row)
-            ]
-            for row in rows
-        ]
+    crowded = any(len(panel.series) > MOST_BANDS for row in rows for panel in row)
+    every = [one for row in rows for panel in row for one in panel.series]
+    entries = list(dict.fromkeys(Entry(one.label, one.style) for one in every))
+    apart = len(entries) > min(len({one.style for one in every}), len({one.label for one in every}))
+
+    def finished(panel: Panel, left: Panel | None) -> Panel:
+        """With a legend where each panel has its own, unless the one to the left has the same lines."""
+        own = apart and (left is None or panel.title != left.title)
+        key = [Entry(one.label, one.style) for one in panel.series] if own else []
+        return panel._replace(with_bands=not crowded, key=key)
+
+    rows = [list(map(finished, row, [None, *row])) for row in rows]
     return Plot(
         rows,
         [] if apart else [entries[i : i + 3] for i in range(0, len(entries), 3)],

@@ -13,7 +13,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from initmem.plots.model import Interval, Plot, Series, Style, numbered
+from initmem.measures.memory import Memory
+from initmem.plots.model import Plot, Series, numbered
 from initmem.plots.model import numbers as values_of
 from initmem.plots.styles import DASHES, HUES, MARKERS
 
@@ -85,25 +86,17 @@ def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]])
         columns["limits"] = [numbers(series.limits[i]) for i in at]
     if any(series.n_censored):
         columns["never"] = [series.n_censored[i] for i in at]
+    style = series.style  # what the style sheet and the script number: hue, shade, marker, dashes
+    look = [HUES.index(style.hue), style.shade, MARKERS.index(style.marker), DASHES.index(style.dash)]
     return {
         "label": series.label,
         "name": series.name or series.label,
         "recipe": series.recipe_id,
-        "style": _look(series.style),
+        "style": look,
         "x": numbers(values_of(series.x)[i] for i in at),
         "values": _index(values, columns),
         "runs": _index(runs, list(series.runs)) if series.runs else None,
     }
-
-
-def _look(style: Style) -> list[float]:
-    """What the style sheet and the script number: hue, shade, marker, dashes."""
-    return [
-        HUES.index(style.hue),
-        style.shade,
-        MARKERS.index(style.marker),
-        DASHES.index(style.dash),
-    ]
 
 
 def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:
@@ -136,7 +129,7 @@ def nice_limit(value: float) -> float:
     return next(step * power for step in (1, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
 
 
-def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup:
+def interval_bar(row: Memory, limit: float) -> Markup:
     """A memory with its interval; shaded: what noise alone would show; dashed: the tolerance."""
     width, height = BAR
     middle = height / 2
@@ -148,19 +141,19 @@ def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup
     if row.noise_range is not None:
         size = f'width="{x(row.noise_range) - x(0):.1f}" height="{height - 4}"'
         parts.append(f'<rect class="noise" x="{x(0)}" y="2" {size}/>')
-    if tolerance is not None and tolerance < limit:
-        at = x(tolerance)
+    if row.tolerance is not None and row.tolerance < limit:
+        at = x(row.tolerance)
         parts.append(f'<line class="tolerance" x1="{at}" x2="{at}" y1="0" y2="{height}"/>')
     whiskers = ""
     if row.low is not None and row.high is not None:
         low, high = x(row.low), x(row.high)
         parts.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}"/>')
         whiskers = f'<path d="M{low} {middle - 4}v8M{high} {middle - 4}v8"/>'
-    if row.value is not None:
-        position = f"translate({x(row.value) - 6.8:.1f} {middle - 6.8}) scale(.85)"
+    if row.memory is not None:
+        position = f"translate({x(row.memory) - 6.8:.1f} {middle - 6.8}) scale(.85)"
         parts.append(f'<g transform="{position}">{GLYPHS[row.verdict]}</g>')
     parts.append(whiskers)  # above the sign, which would hide narrow ones
-    label = f"{row.value:.3g}" if row.value is not None else "not measured"
+    label = f"{row.memory:.3g}" if row.memory is not None else "not measured"
     return Markup(
         f'<svg class="bar {row.verdict}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="memory {label} on an axis from 0 to {limit:g}">{"".join(parts)}</svg>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from initmem.errors import ConfigError
 from initmem.files import write_output
 from initmem.plots.axes import (
     INK,
-    ROOM_FOR_TEXT,
+    Limits,
     draw_heatmap,
     draw_intervals,
     draw_panel,
@@ -132,14 +132,13 @@ def _draw_rows(
     drawn: list[tuple[Axes, AnyPanel]] = []
     limits = log_limits(plot)
     below_panels = 0  # rows of the grid with legends
-    named = [entry.label for line in plot.legend for entry in line]
     for i, row in enumerate(rows):
         for j, panel in enumerate(row):
             wide = 1 if isinstance(panel, Heatmap) else grid.ncols // len(row)
             axes = figure.add_subplot(grid[i + below_panels, j * wide : (j + 1) * wide])
             letter = f"({chr(ord('a') + len(drawn))}) " if plot.lettered else ""
             axes.set_title(letter + panel.title)
-            draw_any(axes, panel, limits, named, alone=len(row) == 1)
+            draw_any(axes, panel, limits, alone=len(row) == 1)
             below = rows[i + 1][j] if i + 1 < len(rows) and len(rows[i + 1]) == len(row) else None
             if _repeated(panel, below)[0]:
                 axes.set_xlabel("")
@@ -176,29 +175,22 @@ def _draw_panel_key(axes: Axes, key: Sequence[Entry], columns: int) -> None:
     axes.legend(handles=handles, loc="upper left", ncols=columns, **LEGEND, borderaxespad=0, fontsize=6)
 
 
-def draw_any(
-    axes: Axes,
-    panel: AnyPanel,
-    limits: dict[str, tuple[float, float]],
-    named: Sequence[str] = (),
-    *,
-    alone: bool = True,
-) -> None:
+def draw_any(axes: Axes, panel: AnyPanel, limits: Mapping[str, Limits], *, alone: bool = True) -> None:
     """Draw a panel of any kind; `alone` in its row it has room for more text."""
     if isinstance(panel, Panel):
-        draw_panel(axes, panel, limits.get(panel.y_title) if panel.log_y else None, named)
+        draw_panel(axes, panel, limits.get(panel.y_title) if panel.log_y else None)
     elif isinstance(panel, Intervals):
         draw_intervals(axes, panel)
     else:
-        draw_heatmap(axes, panel, ROOM_FOR_TEXT * (1 + alone))
+        draw_heatmap(axes, panel, alone=alone)
 
 
 def _repeated(panel: AnyPanel, other: AnyPanel | None) -> tuple[bool, bool]:
-    """Whether another panel with lines has the same titles of x and of y."""
+    """Whether another panel with lines has the same x and y, with limits that are shared."""
     if not isinstance(panel, Panel) or not isinstance(other, Panel):
         return False, False
-    same_x = (panel.x_title, panel.x_limits) == (other.x_title, other.x_limits)
-    return same_x, panel.y_title == other.y_title and other.has_values()
+    x, other_x = ((one.x_title, one.x_shared, one.x_limits) for one in (panel, other))
+    return x == other_x, panel.y_title == other.y_title and other.has_values()
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
@@ -208,10 +200,11 @@ def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
         if isinstance(panel, Intervals):
             groups.setdefault(("x", "intervals"), []).append(axes)
         elif isinstance(panel, Panel) and panel.has_values():
+            x, y = panel.x_shared or panel.x_title, panel.y_shared or panel.y_title
             if panel.x_limits is None:
-                groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
+                groups.setdefault(("x", x + axes.get_xscale()), []).append(axes)
             if panel.y_limits is None:
-                groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
+                groups.setdefault(("y", y + axes.get_yscale()), []).append(axes)
     for (side, _), group in groups.items():
         limits = [axes.get_xlim() if side == "x" else axes.get_ylim() for axes in group]
         both = min(low for low, _ in limits), max(high for _, high in limits)

@@ -90,14 +90,6 @@ class Series(NamedTuple):
         return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
 
 
-class Mark(NamedTuple):
-    """A published value at a point of a panel."""
-
-    x: float
-    y: float
-    style: Style
-
-
 class Text(NamedTuple):
     """A few words inside a panel; x and y are fractions of its width and height."""
 
@@ -119,7 +111,6 @@ class Interval(NamedTuple):
     relation: str = "="  # how the published value is meant: =, <, <=, about
     reference_scales: int | None = None  # over how many scales it was taken
     void: str = "no runs"  # why there is no value
-    verdict: str = ""  # of a memory
 
 
 class Intervals(NamedTuple):
@@ -152,8 +143,8 @@ class Panel(NamedTuple):
     series: Sequence[Series]
     band: str = BAND  # what `low` and `high` of the series are
     limits: str = "95% interval of the mean"  # what their `limits` are
-    guides: Sequence[Series] = ()  # lines and points that are not the panel's own measurements
-    published: Sequence[Mark] = ()
+    guides: Sequence[Series] = ()  # not the panel's own measurements; without a label: the legend has it
+    published: Sequence[Series] = ()  # single points
     published_level: float | None = None  # a published value that holds all along
     ceiling: float | None = None  # the last epoch: values beyond it are shown above
     top: float | None = None  # no value can be above, as for percentages
@@ -165,6 +156,8 @@ class Panel(NamedTuple):
     levels: Sequence[float] = ()  # thin lines that help the eye
     span: tuple[float, float] | None = None  # a shaded range of y
     texts: Sequence[Text] = ()
+    x_shared: str = ""  # panels with the same value have the same limits; unless given, those of one title
+    y_shared: str = ""
     x_limits: tuple[float, float] | None = None
     y_limits: tuple[float, float] | None = None
     y_ticks: Mapping[float, str] | None = None
@@ -212,11 +205,6 @@ def numbered(panel: Panel) -> tuple[Panel, list[str]]:
 def numbers(levels: Sequence[Level]) -> list[float]:
     """The x of a series, as far as they are numbers."""
     return [level for level in levels if not isinstance(level, str)]
-
-
-def decimals_between(low: float, high: float) -> int:
-    """How many decimals values between two limits need: a twentieth of their range can be told."""
-    return max(0, math.ceil(1.3 - math.log10(high - low))) if high > low else 3
 
 
 class Plot(NamedTuple):

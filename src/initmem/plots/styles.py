@@ -1,23 +1,31 @@
 """Colors, markers and dashes: Okabe and Ito's palette, and never color alone.
 
 An optimizer has one color in every figure; its recipes are shades of it. What is compared within one
-optimizer (networks, norms, batch sizes of a page) has the ordered colors.
+optimizer (networks, norms, batch sizes of a page) has the ordered colors. Many recipes are divided into
+panels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from initmem.labels import labels, phrase
 from initmem.plots.model import Style
 from initmem.recipe import AnyRecipe
 
-BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
-PURPLE, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
-GREY, OLIVE = "#7F7F7F", "#B8A900"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
-COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
-PALETTE = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(COLORS))
+# Blue, vermillion, green, purple, orange, sky blue, gray and olive.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A900")
+
+
+def marked(color: str, i: int) -> Style:
+    """A color with the i-th marker and dashes, which come again."""
+    return Style(color, MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
+
+
+PALETTE = tuple(marked(color, i) for i, color in enumerate(COLORS))
 _NAMES = ("adam", "sgd", "muon", "muon-conv", "momentum", "adamw", "normuon", "lion")
 OPTIMIZERS = dict(zip(_NAMES, PALETTE, strict=True)) | {
     "schedule-free-sgd": Style("#8C3D00", "o", ":"),
@@ -29,13 +37,12 @@ GUIDE = Style("#404040", "", "--", width=0.9)
 SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
 # The page has a light and a dark shade of every hue, in the same order.
 HUES = (*COLORS, *SEQUENCE, "#8C3D00", "#1F5F8B")
-ORDERED = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(SEQUENCE))
+ORDERED = tuple(marked(color, i) for i, color in enumerate(SEQUENCE))
 
 
 def in_order(i: int) -> Style:
     """The style of the i-th of some values that are compared; colors repeat with other markers."""
-    color = SEQUENCE[i % len(SEQUENCE)]
-    return Style(color, MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
+    return marked(SEQUENCE[i % len(SEQUENCE)], i)
 
 
 def optimizer_style(name: str) -> Style:
@@ -84,9 +91,56 @@ def recipe_styles(recipes: Sequence[AnyRecipe]) -> list[Style]:
 def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:
     """SGD by learning rate and L2: shades of its color for the one, markers and dashes for the other."""
     return {
-        (rate, penalty): Style(
-            OPTIMIZERS["sgd"].hue, MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)], shade=shade
-        )
+        (rate, penalty): marked(OPTIMIZERS["sgd"].hue, j)._replace(shade=shade)
         for rate, shade in zip(rates, shades(len(rates)), strict=True)
         for j, penalty in enumerate(penalties)
     }
+
+
+# -- which recipes share a panel: figures and the page divide many alike ------------------------------------
+
+MOST_LINES = 8
+
+
+class Facet(NamedTuple):
+    """One panel: its recipes, each with a label of the fields that vary within the panel, and its style."""
+
+    title: str
+    members: list[tuple[AnyRecipe, str, Style]]
+
+
+Part = tuple[str, Sequence[AnyRecipe]]  # the title of a panel, and its recipes
+
+
+def split(recipes: Sequence[AnyRecipe], fields: Sequence[str], title: str = "") -> list[Part]:
+    """Divide recipes by one field after the other until panels have few enough lines; titles name them."""
+    if len(recipes) <= MOST_LINES or not fields:
+        return [
+            (f"{title} ({i // MOST_LINES + 1})".strip() if i else title, recipes[i : i + MOST_LINES])
+            for i in range(0, len(recipes), MOST_LINES)
+        ]
+    field, *others = fields
+    if len({str(recipe.get(field)) for recipe in recipes}) == 1:
+        return split(recipes, others, title)
+    groups: dict[str, list[AnyRecipe]] = {}
+    for recipe in recipes:
+        groups.setdefault(", ".join(filter(None, [title, phrase(recipe, field)])), []).append(recipe)
+    return [part for text, members in groups.items() for part in split(members, others, text)]
+
+
+def styled(
+    parts: Sequence[Part], names_of: Callable[[Sequence[AnyRecipe]], Sequence[str]] = labels
+) -> list[Facet]:
+    """Label the lines of every panel, in shades of the color of their optimizer.
+
+    A label has the same style in all panels, unless there are too many of them to look different.
+    """
+    named = [(title, recipes, names_of(recipes)) for title, recipes in parts]
+    every = {name: recipe for _, recipes, names in named for name, recipe in zip(names, recipes, strict=True)}
+    shared = dict(zip(every, recipe_styles(list(every.values())), strict=True))
+    few = len(every) <= MOST_LINES
+    return [
+        Facet(title, list(zip(recipes, names, styles, strict=True)))
+        for title, recipes, names in named
+        for styles in [[shared[name] for name in names] if few else recipe_styles(recipes)]
+    ]

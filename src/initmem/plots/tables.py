@@ -80,16 +80,14 @@ def meanings(columns: Sequence[Column]) -> list[str]:
 
 def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
     """As many columns as fit, and those that had to leave: the largest priority first, from the right."""
-    kept = list(range(len(table.columns)))
-    gone: list[int] = []
-    while _total([_least(table, i) for i in kept]) > width:
-        candidates = [i for i in kept if table.columns[i].priority]
-        if not candidates:
-            break
-        leaves = max(candidates, key=lambda i: (table.columns[i].priority, i))
-        kept.remove(leaves)
-        gone.append(leaves)
-    return table.keep(kept), [table.columns[i] for i in gone]
+    least = {i: _least(table, i) for i in range(len(table.columns))}
+    may_leave = sorted((column.priority, i) for i, column in enumerate(table.columns) if column.priority)
+    gone: list[Column] = []
+    while may_leave and _total(list(least.values())) > width:
+        _, i = may_leave.pop()
+        gone.append(table.columns[i])
+        del least[i]
+    return table.keep(least), gone
 
 
 def _widths(table: Table, width: int) -> list[int]:

@@ -241,12 +241,9 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _not_allowed
 
     def _route(self, path: str) -> None:
-        for pattern, answer in ROUTES:
-            if matched := re.fullmatch(pattern, path):
-                if not answer(self, *matched.groups()):
-                    break
-                return
-        self._refuse(HTTPStatus.NOT_FOUND, "nothing here")
+        matches = ((answer, re.fullmatch(pattern, path)) for pattern, answer in ROUTES)
+        if not any(answer(self, *matched.groups()) for answer, matched in matches if matched):
+            self._refuse(HTTPStatus.NOT_FOUND, "nothing here")
 
     # -- the addresses: each answers, or returns False where there is nothing ---------------------------
 

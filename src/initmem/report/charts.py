@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
 from initmem.intervention import Level, level_order
-from initmem.labels import labels, phrase
 from initmem.metric import metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.html import thinned
-from initmem.plots.model import SIGMA, Panel, Plot, Series, Style
+from initmem.plots.model import BAND, SIGMA, Heatmap, Panel, Plot, Series
 from initmem.plots.series import UNSTYLED, beta_series
-from initmem.plots.styles import ORDERED, recipe_styles
+from initmem.plots.styles import ORDERED, Facet, Part, recipe_styles, split, styled
 from initmem.recipe import AnyRecipe
-from initmem.report.content import Content, RecipeStats, at_level
+from initmem.report.content import Array, Content, RecipeStats, at_level
+
+Lines = list[Series]
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
 MOST_TRACES = 10  # seeds whose curves are drawn one by one
 MOST_COLUMNS, MOST_LAYERS = 12, 24  # of a heat map of layers
-SIMULTANEOUS = "95% simultaneous band"
-SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
-NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
-FITTED = f"The first epoch with 99.5% train accuracy: median with a {SIMULTANEOUS}. Above: never reached."
+SELECTED = f"Of the model with the least validation loss, with a {BAND}."
+NORM = f"Of all weights of the selected model, with a {BAND}."
+FITTED = f"The first epoch with 99.5% train accuracy: median with a {BAND}. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe."
 
@@ -43,12 +42,9 @@ def curves(content: Content) -> dict[str, Plot]:
     units = {item.memory.unit for item in stats}
     unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
 
-    def plot(panel: Panel, about: str, series_of: Callable[[RecipeStats], Series]) -> Plot:
-        return _plot(content, facets, panel, about, series_of)
-
     def profile(title: str, y_title: str, about: str, metric: str) -> Plot:
-        panel = Panel(title, SIGMA, y_title, (), band=SIMULTANEOUS)
-        return plot(panel, about, lambda item: item.curve(metric))
+        panel = Panel(title, SIGMA, y_title, ())
+        return _plot(content, facets, panel, about, lambda item: item.curve(metric))
 
     metrics = dict.fromkeys(item.metric for item in stats)
     metrics |= dict.fromkeys(item.train_metric for item in stats if item.train_metric)
@@ -62,7 +58,7 @@ def curves(content: Content) -> dict[str, Plot]:
     alone = [Facet(content.names[member[0]], [member]) for facet in facets for member in facet.members]
     plots |= {
         "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
-        "fitted": plot(fitted, FITTED, lambda item: item.interpolation),
+        "fitted": _plot(content, facets, fitted, FITTED, lambda item: item.interpolation),
         "repair": profile("Repair gap", "repair gap (pp)", REPAIR, "repair_gap"),
         "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling),
     }
@@ -70,50 +66,60 @@ def curves(content: Content) -> dict[str, Plot]:
 
 
 def learning(content: Content) -> dict[str, Plot]:
-    """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
-    columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
-    shown = {recipe: _spread_levels(item.runs) for recipe, item in content.stats.items()}
-    most = max((len(item.runs) for item in content.stats.values()), default=0)
-    few = f" {len(ORDERED)} of {most} scales are drawn." if most > len(ORDERED) else ""
-    plots = {}
-    for column in list(columns)[:MOST_METRICS]:
-        title = column.replace("_", " ")
+    """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale or per run."""
+    stats = content.stats.values()
+    columns = list(dict.fromkeys(name for item in stats for name in item.columns))[:MOST_METRICS]
+    n_levels = max((len(item.runs) for item in stats), default=0)
+    n_seeds = max((len(ids) for item in stats for ids in item.runs.values()), default=0)
+    levels = f" {len(ORDERED)} of {n_levels} scales are drawn." if n_levels > len(ORDERED) else ""
+    seeds = f", of the first {MOST_TRACES} seeds" if n_seeds > MOST_TRACES else ""
+
+    def plot(column: str, head: str, about: str, lines_of: Callable[[str, RecipeStats, str], Lines]) -> Plot:
         panels = [
-            Panel(
-                content.names[recipe], "epoch", metric_title(column), _learning(item, column, shown[recipe])
-            )
-            for recipe, item in content.stats.items()
+            Panel(name, "epoch", metric_title(column), lines_of(name, item, column))
+            for name, item in ((content.names[recipe], item) for recipe, item in content.stats.items())
         ]
-        about = (
-            f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{few}"
-        )
-        plots[column] = Plot([panels], head=title.capitalize(), about=[about])
-    if columns:
-        plots["seeds"] = _seeds(content, next(iter(columns)), shown)
+        return Plot([panels], head=head, about=[about])
+
+    plots = {}
+    for column in columns:
+        title = column.replace("_", " ")
+        about = f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention."
+        plots[column] = plot(column, title.capitalize(), about + levels, _means)
+    for column in columns[:1]:
+        title = column.replace("_", " ")
+        about = f"The {title} of every run{seeds}: a line per seed, in the color of its scale."
+        plots["seeds"] = plot(column, "Single seeds", about, _single_seeds)
     return _with_values(plots)
 
 
-def _seeds(content: Content, column: str, shown: Mapping[AnyRecipe, Sequence[Level]]) -> Plot:
-    """The same curves run by run: a panel per recipe, a line per scale and seed."""
-    panels, fewer = [], False
-    for recipe, item in content.stats.items():
-        values, levels, seeds = item.traces(column)
-        at = thinned(values.shape[2], MOST_EPOCHS // 2)
-        epochs = [float(epoch + 1) for epoch in at]
-        fewer |= len(seeds) > MOST_TRACES
-        series = [
-            Series(
-                at_level(level), style, epochs, one[at].tolist(), n=[1] * len(at), recipe_id=recipe.id
-            )._replace(name=f"{content.names[recipe]}, {at_level(level)}, seed {seed:g}")
-            for level, style in zip(shown[recipe], ORDERED, strict=False)
-            if level in levels
-            for seed, one in zip(seeds[:MOST_TRACES], values[:, levels.index(level)], strict=False)
-            if np.isfinite(one).any()
-        ]
-        panels.append(Panel(content.names[recipe], "epoch", metric_title(column), series))
-    few = f", of the first {MOST_TRACES} seeds" if fewer else ""
-    about = f"The {column.replace('_', ' ')} of every run{few}: a line per seed, in the color of its scale."
-    return Plot([panels], head="Single seeds", about=[about])
+def _means(_: str, item: RecipeStats, column: str) -> Lines:
+    lines = []
+    for line, _seeds, values in _by_level(item, column, MOST_EPOCHS):
+        n = np.isfinite(values).sum(axis=0)
+        means = np.where(n > 0, np.nansum(values, axis=0) / np.where(n > 0, n, 1), np.nan)
+        lines.append(line._replace(y=means.tolist(), n=n.tolist()))
+    return lines
+
+
+def _single_seeds(name: str, item: RecipeStats, column: str) -> Lines:
+    return [
+        line._replace(name=f"{name}, {line.label}, seed {seed:g}", y=one.tolist(), n=[1] * len(one))
+        for line, seeds, values in _by_level(item, column, MOST_EPOCHS // 2)
+        for seed, one in zip(seeds[:MOST_TRACES], values, strict=False)
+        if np.isfinite(one).any()
+    ]
+
+
+def _by_level(item: RecipeStats, column: str, most: int) -> Iterator[tuple[Series, Array, Array]]:
+    """For every level that is drawn, in its color: a line without values, the seeds, and the values of
+    shape (seed, epoch) at so many epochs at most."""
+    values, levels, seeds = item.learning(column)
+    at = thinned(values.shape[2], most)
+    for level, style in zip(_spread_levels(item.runs), ORDERED, strict=False):
+        if level in levels:
+            line = Series(at_level(level), style, (at + 1.0).tolist(), (), recipe_id=item.recipe.id)
+            yield line, seeds, values[:, levels.index(level)][:, at]
 
 
 def _spread_levels(levels: Iterable[Level]) -> list[Level]:
@@ -123,42 +129,33 @@ def _spread_levels(levels: Iterable[Level]) -> list[Level]:
     return [every[i] for i in even]
 
 
-def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Series]:
-    means, n, levels = item.learning(column)
-    at = thinned(means.shape[1], MOST_EPOCHS)
-    series = []
-    for level, style in zip(shown, ORDERED, strict=False):
-        if level in levels:
-            y, counts = (values[levels.index(level), at].tolist() for values in (means, n))
-            epochs = [float(epoch + 1) for epoch in at]
-            series.append(Series(at_level(level), style, epochs, y, n=counts, recipe_id=item.recipe.id))
-    return series
-
-
 def slopes(content: Content) -> dict[str, Plot]:
     """|beta| against epoch and clocks. Series share their heights; an axis only moves them."""
     facets = facets_by_family(content)
-    moving = [clock for clock in CLOCK_TITLES if any(_moves(item, clock) for item in content.stats.values())]
-    return {clock or "epochs": _slope_plot(content, facets, clock) for clock in (None, *moving)}
+    return {
+        clock or "epochs": _slope_plot(content, facets, clock)
+        for clock in (None, *CLOCK_TITLES)
+        if any(_moves(item, clock) for item in content.stats.values())
+    }
 
 
 def _slope_plot(content: Content, facets: Sequence[Facet], clock: str | None) -> Plot:
     name = "epochs" if clock is None else CLOCK_NAMES.get(clock, f"{clock} clock")
     title, x_title = ("Epoch", "epoch") if clock is None else (name, CLOCK_TITLES[clock])
-    panel = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True, band=SIMULTANEOUS)
+    panel = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True)
     panel = panel._replace(limits="95% interval at this epoch alone")
-    about = f"|β| against {name}, with a {SIMULTANEOUS}: it holds for all epochs at once."
+    about = f"|β| against {name}, with a {BAND}: it holds for all epochs at once."
 
     def series(item: RecipeStats) -> Series:
-        drawn = clock is None or _moves(item, clock)
-        return beta_series(item.beta, clock) if drawn else Series("", UNSTYLED, (), ())
+        return beta_series(item.beta, clock) if _moves(item, clock) else Series("", UNSTYLED, (), ())
 
     return _plot(content, facets, panel, about, series)
 
 
-def _moves(item: RecipeStats, clock: str) -> bool:
-    values = item.beta.clocks[clock]
-    return bool(len(values)) and bool(np.nanmax(values) > 0)
+def _moves(item: RecipeStats, clock: str | None) -> bool:
+    """Whether there is a slope, and the clock has run at all."""
+    ticks = item.beta.epochs if clock is None else item.beta.clocks[clock]
+    return len(item.beta.beta) > 0 and bool((ticks > 0).any())
 
 
 def _plot(
@@ -193,31 +190,23 @@ def _with_values(plots: dict[str, Plot]) -> dict[str, Plot]:
 # -- which recipes share a chart --------------------------------------------------------------------------
 
 
-MOST_LINES = 8
 # The fields that charts are split by, the most telling first; optimizers share a chart.
 SPLIT_FIRST = ("dataset", "batch_size", "l2", "learning_rate", "model", "norm", "augment")
 SPLIT_NEVER = ("optimizer", "data_sha256")
-
-
-class Facet(NamedTuple):
-    """One chart: its recipes, each with its style and a label of the fields that vary within the chart."""
-
-    title: str
-    members: list[tuple[AnyRecipe, str, Style]]
 
 
 def facets_by_study(content: Content) -> list[Facet]:
     """The charts of metrics against scale: by study, then by the fields that keep the lines few."""
     groups: dict[str, list[AnyRecipe]] = {}
     for recipe in content.stats:
-        study = content.study_of(recipe)
+        study = next((one for one in content.survey.studies if recipe in one.recipes), None)
         groups.setdefault(f"{study.name} ({study.preset})" if study else "other runs", []).append(recipe)
     charts = []
     for name, group in groups.items():
         for title, recipes in _split(group):
             parts = [name, title] if len(groups) > 1 else [title]
             charts.append((", ".join(filter(None, parts)), recipes))
-    return _styled(charts)
+    return styled(charts)
 
 
 def facets_by_family(content: Content) -> list[Facet]:
@@ -226,65 +215,24 @@ def facets_by_family(content: Content) -> list[Facet]:
         return facets_by_study(content)
     members = {recipe for recipes in content.families.values() for recipe in recipes}
     others = [recipe for recipe in content.stats if recipe not in members]
-    together = _styled(list(content.families.items()), by_batch_size=True)
-    return together + _styled([(title or "others", recipes) for title, recipes in _split(others)])
-
-
-def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
-    """Label the lines of every chart, in shades of the color of their optimizer.
-
-    A label has the same style in all charts, unless there are too many of them to look different.
-    """
-    named = [
-        (title, recipes, [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(recipes))
-        for title, recipes in charts
+    together = [
+        Facet(name, [(r, f"b{r.get('batch_size')}", style) for r, style in zip(recipes, styles, strict=True)])
+        for name, recipes in content.families.items()
+        for styles in [recipe_styles(recipes)]
     ]
-    every = {name: recipe for _, recipes, names in named for name, recipe in zip(names, recipes, strict=True)}
-    shared = dict(zip(every, recipe_styles(list(every.values())), strict=True))
-    one_style = not by_batch_size and len(every) <= MOST_LINES
-    return [
-        Facet(title, list(zip(recipes, names, styles, strict=True)))
-        for title, recipes, names in named
-        for styles in [[shared[name] for name in names] if one_style else recipe_styles(recipes)]
-    ]
+    return together + styled([(title or "others", recipes) for title, recipes in _split(others)])
 
 
-def _split(recipes: Sequence[AnyRecipe], title: str = "") -> list[tuple[str, Sequence[AnyRecipe]]]:
-    """Split recipes by one more field until every chart has few enough lines; titles name the fields."""
-    names = dict.fromkeys((*SPLIT_FIRST, *(name for recipe in recipes for name in recipe.settings())))
-    varying = (name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1)
-    field = next((name for name in varying if name not in SPLIT_NEVER), None)
-    if len(recipes) <= MOST_LINES or field is None:
-        return [
-            (f"{title} ({i // MOST_LINES + 1})" if i else title, recipes[i : i + MOST_LINES])
-            for i in range(0, len(recipes), MOST_LINES)
-        ]
-    groups: dict[str, list[AnyRecipe]] = {}
-    for recipe in recipes:
-        groups.setdefault(", ".join(filter(None, [title, _title(recipe, field)])), []).append(recipe)
-    return [chart for text, members in groups.items() for chart in _split(members, text)]
-
-
-def _title(recipe: AnyRecipe, name: str) -> str:
-    """One field of a recipe in the title of a chart."""
-    return f"batch size {recipe.get(name)}" if name == "batch_size" else phrase(recipe, name)
+def _split(recipes: Sequence[AnyRecipe]) -> list[Part]:
+    every = dict.fromkeys((*SPLIT_FIRST, *(name for recipe in recipes for name in recipe.settings())))
+    return split(recipes, [name for name in every if name not in SPLIT_NEVER])
 
 
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-class HeatMap(NamedTuple):
-    """The cosine of every layer of a recipe to its initial weights, by epoch; None: no value."""
-
-    title: str
-    recipe_id: str
-    epochs: Sequence[int]
-    rows: Sequence[tuple[str, Sequence[float | None]]]
-    limits: tuple[float, float]  # of the colors; every cell has its number
-
-
-def layer_maps(content: Content) -> list[HeatMap]:
-    """A map per recipe that recorded its layers, all with the same colors."""
+def layer_maps(content: Content) -> list[Heatmap]:
+    """The cosine of layers to their initial weights by epoch: a map per recipe, all with the same colors."""
     curves = {recipe: stats.cosines for recipe, stats in content.stats.items() if stats.cosines}
     shown = dict(list(curves.items())[:MOST_METRICS])
     values = [value for layers in shown.values() for curve in layers.values() for value in curve.values()]
@@ -292,7 +240,9 @@ def layer_maps(content: Content) -> list[HeatMap]:
     for recipe, layers in shown.items():
         every = sorted({epoch for curve in layers.values() for epoch in curve})
         epochs = [every[i] for i in thinned(len(every), MOST_COLUMNS)]
-        names = list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]
-        rows = [(name, [layers[name].get(epoch) for epoch in epochs]) for name in names]
-        maps.append(HeatMap(content.names[recipe], recipe.id, epochs, rows, (min(0.0, *values), 1.0)))
+        rows = [
+            Series(name, UNSTYLED, epochs, [curve.get(at, math.nan) for at in epochs], recipe_id=recipe.id)
+            for name, curve in list(layers.items())[:: math.ceil(len(layers) / MOST_LAYERS)]
+        ]
+        maps.append(Heatmap(content.names[recipe], "epoch", "cosine", rows, (min(0.0, *values), 1.0)))
     return maps

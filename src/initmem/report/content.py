@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -32,7 +31,7 @@ from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Collection
-from initmem.study import Run, Study, recipes_of
+from initmem.study import Run, recipes_of
 
 Array = NDArray[np.float64]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
@@ -120,15 +119,8 @@ class RecipeStats:
         """The metrics that were recorded epoch by epoch, without clocks and the like."""
         return design.curve_metrics(self._trained)
 
-    def learning(self, column: str) -> tuple[Array, Array, list[Level]]:
-        """A metric by epoch and scale in its display unit: means over seeds and n, (scale, epoch); scales."""
-        values, scales, _ = design.curves(self._trained, column)
-        n = np.isfinite(values).sum(axis=0)
-        means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
-        return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
-
-    def traces(self, column: str) -> tuple[Array, list[Level], Array]:
-        """The same of every run: values (seed, scale, epoch), scales and seeds."""
+    def learning(self, column: str) -> tuple[Array, list[Level], Array]:
+        """A metric by epoch in its display unit: values (seed, scale, epoch), scales and seeds."""
         values, levels, seeds = design.curves(self._trained, column)
         return metric_of(column).factor * values, levels, seeds
 
@@ -157,15 +149,6 @@ class RecipeStats:
         clock, life = next(iter(by_unit.items()), ("", None))
         return epochs, CLOCK_NAMES.get(clock, clock), life
 
-    @property
-    def last_clocks(self) -> dict[str, float]:
-        """The clocks as measured at the last epoch, means over runs."""
-        return {
-            name: float(values[-1])
-            for name, values in self.beta.clocks.items()
-            if len(values) and np.isfinite(values[-1])
-        }
-
 
 class Content:
     """Results by recipe, in the order of the studies; reuses what `previous` computed of equal records."""
@@ -174,9 +157,8 @@ class Content:
         self.survey = survey
         self.groups = design.by_recipe(survey.records, order := recipes_of(survey.studies))
         recipes = list(dict.fromkeys([*order, *self.groups]))
-        self.names = dict(
-            zip(recipes, short_labels(recipes), strict=True)
-        )  # also of recipes without a record
+        # Also of recipes without a record.
+        self.names = dict(zip(recipes, short_labels(recipes), strict=True))
         self.full_names = dict(zip(recipes, labels(recipes), strict=True))  # as commands write them
         analyses = design.analyses_of(survey.studies, self.groups)
         self.stats = {
@@ -213,16 +195,6 @@ class Content:
         rows = judged([replace(stats.memory, recipe=self.names[key]) for key, stats in self.stats.items()])
         return dict(zip(self.stats, rows, strict=True))
 
-    def study_of(self, recipe: AnyRecipe) -> Study | None:
-        """The first study that asks for a recipe."""
-        return next((study for study in self.survey.studies if recipe in study.recipes), None)
-
-    @property
-    def metric(self) -> str:
-        """The metric that most memories are measured in."""
-        counts = Counter(item.metric for item in self.stats.values())
-        return counts.most_common(1)[0][0] if counts else "test_accuracy"
-
     @property
     def setting(self) -> str:
         """What all recipes share: data, network, length. Nothing is known about user code."""
@@ -238,15 +210,15 @@ class Content:
 # -- clocks and forgetting --------------------------------------------------------------------------------
 
 
-def clocks(content: Content) -> dict[str, Any] | None:
+def clocks(content: Content) -> dict[str, Any]:
     """All clocks at the last epoch. The angular clock, and all clocks of user code, are measured."""
-    if not content.names:
-        return None
     at_end: dict[AnyRecipe, dict[str, float | None]] = {}
     for recipe in content.names:
         at_end[recipe] = dict.fromkeys(("updates", *CLOCKS))
-        if recipe in content.stats:
-            at_end[recipe] |= content.stats[recipe].last_clocks
+        recorded = content.stats[recipe].beta.clocks if recipe in content.stats else {}
+        at_end[recipe] |= {
+            name: float(values[-1]) for name, values in recorded.items() if np.isfinite(values[-1:]).any()
+        }
         with contextlib.suppress(InitmemError):  # the data may not be here, or known to user code alone
             at_end[recipe] |= _clocks_at_end(recipe)
     return {"at_end": at_end, "clocks": {name: CLOCK_NAMES.get(name, name) for name in CLOCKS}}

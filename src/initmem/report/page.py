@@ -28,7 +28,6 @@ from initmem.measures.provenance import TITLE, applied_tables
 from initmem.measures.verdict import memory_cells, memory_remark
 from initmem.metric import metric_title
 from initmem.plots.html import chart_json, sparkline
-from initmem.plots.model import Plot
 from initmem.plots.series import profile_series
 from initmem.record import RunRecord
 from initmem.report import charts, tables
@@ -66,9 +65,7 @@ def sections(content: Content) -> dict[str, Section]:
 def section(name: str, content: Content) -> Section:
     """One section; without HTML where there is nothing to show."""
     title, values_of = SECTIONS[name]
-    values = values_of(content)
-    html = Markup("") if values is None else fragment(name, {"content": content, **values})
-    return Section(title, html)
+    return Section(title, fragment(name, {"content": content, **values_of(content)}))
 
 
 def fragment(name: str, values: Mapping[str, Any]) -> Markup:
@@ -80,24 +77,7 @@ def _render(template: str, **values: Any) -> str:
     return environment().get_template(f"{template}.html.j2").render(values)
 
 
-def _charts(plots_of: Callable[[Content], Mapping[str, Plot]]) -> Callable[[Content], dict[str, Any] | None]:
-    """The values of a section that is one set of charts."""
-
-    def values_of(content: Content) -> dict[str, Any] | None:
-        plots = plots_of(content)
-        return {"data": chart_json(plots)} if plots else None
-
-    return values_of
-
-
-def _layers(content: Content) -> dict[str, Any] | None:
-    layers = charts.layer_maps(content)
-    return {"layers": layers} if layers else None
-
-
-def _slopes(content: Content) -> dict[str, Any] | None:
-    if not any(len(item.beta.beta) for item in content.stats.values()):
-        return None
+def _slopes(content: Content) -> dict[str, Any]:
     cold = [(content.names[recipe], cold_remarks(group)) for recipe, group in content.groups.items()]
     return {
         "data": chart_json(charts.slopes(content)),
@@ -107,16 +87,16 @@ def _slopes(content: Content) -> dict[str, Any] | None:
     }
 
 
-def _init(content: Content) -> dict[str, Any] | None:
+def _init(content: Content) -> dict[str, Any]:
     shown = [replace(t, id=f"init-{i}") for i, t in enumerate(applied_tables(content.survey.records))]
-    return {"tables": shown, "title": TITLE} if shown else None
+    return {"tables": shown, "title": TITLE}
 
 
-SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any]]]] = {
     "verdicts": ("Verdicts", tables.verdicts),
-    "curves": ("Curves", _charts(charts.curves)),
-    "learning": ("Learning", _charts(charts.learning)),
-    "layers": ("Layers", _layers),
+    "curves": ("Curves", lambda content: {"data": chart_json(charts.curves(content))}),
+    "learning": ("Learning", lambda content: {"data": chart_json(charts.learning(content))}),
+    "layers": ("Layers", lambda content: {"layers": charts.layer_maps(content)}),
     "slopes": ("Forgetting", _slopes),
     "clocks": ("Clocks", clocks),
     "init": ("Model", _init),

@@ -19,9 +19,7 @@ from initmem.measures.memory import Memory, Verdict
 from initmem.measures.scales import NO_EFFECT, AtScale, scale_means
 from initmem.measures.verdict import columns_of, memory_cells
 from initmem.metric import metric_of
-from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
-from initmem.plots.model import decimals_between
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.report.content import Array, Content, at_level, runs_of
@@ -257,9 +255,11 @@ def _digits(metric: str, reached: Sequence[AtScale]) -> int:
     if metric_of(metric).is_percentage:
         return 1
     means = [at.mean for at in reached if at.mean is not None]
+    spread = max(means, default=0.0) - min(means, default=0.0)  # a twentieth of it can be told
+    between = math.ceil(1.3 - math.log10(spread)) if spread > 0 else 3 * bool(means)
     deviations = sorted(at.deviation for at in reached if at.deviation)
     for_deviation = math.ceil(-math.log10(deviations[len(deviations) // 2])) if deviations else 0
-    return min(6, max(decimals_between(min(means), max(means)) if means else 0, for_deviation))
+    return min(6, max(0, between, for_deviation))
 
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
@@ -290,7 +290,7 @@ def memory_table(rows: Sequence[Memory], columns: Sequence[str], extra: Sequence
     for row, more in zip(rows, extra, strict=True):
         cells = memory_cells(row)
         cells["verdict"] = cells["verdict"]._replace(picture=glyph(row.verdict))
-        bar = interval_bar(memory_interval(row), limits[row.metric], row.tolerance)
+        bar = interval_bar(row, limits[row.metric])
         metric = row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")
         body.append(cells | {"bar": Cell(picture=bar), "metric": cell(metric)} | more)
     hidden = {"metric"} if alike else set()
@@ -311,7 +311,6 @@ RUN_COLUMNS = (
     "run", "scale", "seed", "kind", "status", "test (%)", "val (%)", "selected at", "fitted at",
     "repair (pp)", "‖W‖ at start", "‖W‖", "attempts", "faults", "environment", "pack", "pack seconds",
 )  # fmt: skip
-SHOWN = 50  # runs listed one by one; the table of runs has them all
 
 
 def audit(content: Content) -> dict[str, Any]:
@@ -325,9 +324,6 @@ def audit(content: Content) -> dict[str, Any]:
         "environments": environments(survey.records),
         "mixed": {name: counts for name, counts in machines.items() if len(counts) > 1},
         "crashed": crashed_alike(survey.records),
-        "diverged": [record for record in survey.records if record.status == "diverged"],
-        "damaged": survey.damaged,
-        "shown": SHOWN,
     }
 
 

@@ -151,17 +151,25 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
         run_id: one for run_id, one in live_runs.items() if run_id in requested and run_id not in done
     }
     alive = {run_id: one for run_id, one in training.items() if one.heartbeat_age < EXPIRY}
-    lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in requested.items()}
-    epochs_done = sum(lengths[run_id] for run_id in done)
-    epochs_done += sum(min(len(one.rows), lengths[run_id] - 1) for run_id, one in training.items())
-    workers = {(one.claim.host, one.claim.pid) for one in alive.values() if one.claim is not None}
+    epochs = {run_id: content.epochs(run.recipe) for run_id, run in requested.items()}
+    to_come = {run_id: length for run_id, length in epochs.items() if run_id not in done}
+    for run_id, one in training.items():
+        if (length := to_come[run_id]) is not None:
+            to_come[run_id] = max(0, length - len(one.rows))
+    packs: defaultdict[tuple[str, int], list[str]] = defaultdict(list)  # what each worker has begun
+    for run_id, one in alive.items():
+        if one.claim is not None:
+            packs[one.claim.host, one.claim.pid].append(run_id)
     recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
-    left = time_left(content, training, alive)
+    recipes = {run_id: run.recipe for run_id, run in requested.items()}
+    left = seconds_left(to_come, recipes, _spent(content, training), packs.values())
 
     def rank(run_id: str) -> tuple[Any, ...]:
         run = requested[run_id]
         return run_id not in alive, content.names[run.recipe], level_order(run.level), run.seed
 
+    of_length = sum(length or 1 for length in epochs.values())  # of user code, it may be unknown
+    share = 1 - sum(1 if n is None else n for n in to_come.values()) / of_length if epochs else 0.0
     order = sorted(training, key=rank)
     counts = {  # runs by recipe: all, done, in training
         name: Counter(requested[run_id].recipe for run_id in ids)
@@ -171,11 +179,11 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
         "content": content,
         "total": len(requested),
         "finished": len(done),
-        "share": epochs_done / sum(lengths.values()) if lengths else 0.0,
+        "share": share,
         "training": len(alive),
         "lost": len(training) - len(alive),
-        "workers": len(workers),
-        "epochs_per_minute": 60 * len(workers) * len(recent) / sum(recent) if sum(recent) else None,
+        "workers": len(packs),
+        "epochs_per_minute": 60 * len(packs) * len(recent) / sum(recent) if sum(recent) else None,
         "seconds_left": left,
         "left": "" if left is None else duration(left),
         "live_runs": [in_training(content, requested[run_id], training[run_id]) for run_id in order[:SHOWN]],
@@ -185,8 +193,8 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     }
 
 
-def time_left(content: Content, training: LiveRuns, alive: LiveRuns) -> float | None:
-    """The estimate that `initmem run` shows too, from records and from the rows of the runs in training.
+def _spent(content: Content, training: LiveRuns) -> Mapping[AnyRecipe, Spent]:
+    """What epochs took, from records and from the rows of the runs in training.
 
     The seconds of a run are its share of the pack's seconds, so they add up to the time of one worker.
     """
@@ -199,19 +207,7 @@ def time_left(content: Content, training: LiveRuns, alive: LiveRuns) -> float | 
     for run_id, one in training.items():
         recipe = content.requested[run_id].recipe
         spent[recipe] = spent[recipe].plus(sum(row.get("seconds", 0.0) for row in one.rows), len(one.rows))
-    done = {record.id for record in content.survey.records}
-    left: dict[str, int | None] = {}
-    for run_id, run in content.requested.items():
-        if run_id not in done:
-            epochs = content.epochs(run.recipe)
-            rows = len(training[run_id].rows) if run_id in training else 0
-            left[run_id] = None if epochs is None else max(0, epochs - rows)
-    packs: defaultdict[tuple[str, int], list[str]] = defaultdict(list)  # what each worker has begun
-    for run_id, one in alive.items():
-        if one.claim is not None:
-            packs[one.claim.host, one.claim.pid].append(run_id)
-    recipes = {run_id: run.recipe for run_id, run in content.requested.items()}
-    return seconds_left(left, recipes, spent, packs.values())
+    return spent
 
 
 # -- runs in training -------------------------------------------------------------------------------------

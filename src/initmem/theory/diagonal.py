@@ -264,7 +264,7 @@ def plot(reached: Diagonal) -> Plot:
                 Series(o.method, METHOD_STYLES[o.method], x.tolist(), reached.position(o.solution).tolist())
                 for o, x in zip(reached.outcomes, of_outcomes, strict=True)
             ],
-            guides=[Series("closed form", CLOSED_FORM, scales[shown].tolist(), closed[shown].tolist())],
+            guides=[Series("", CLOSED_FORM, scales[shown].tolist(), closed[shown].tolist())],
             levels=(0, 1),
             log_x=True,
             y_ticks={0: "least ℓ₁", 0.5: "half-way", 1: "least ℓ₂"},

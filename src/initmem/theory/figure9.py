@@ -162,10 +162,10 @@ def _panel(title: str, trajectories: list[Trajectory]) -> Panel:
         y_title="b",
         series=[drawn for one in trajectories for drawn in _drawn(one, hollow=one.order != first.order)],
         guides=[
-            Series("minima ab = 1", _MINIMA, a.tolist(), (1 / a).tolist()),
+            Series("", _MINIMA, a.tolist(), (1 / a).tolist()),
             Series("", _MINIMA, (-a).tolist(), (-1 / a).tolist()),
-            Series("least norm", _LEAST_NORM, [1, -1], [1, -1]),
-            Series("start", _START, [START[0]], [START[1]]),
+            Series("", _LEAST_NORM, [1, -1], [1, -1]),
+            Series("", _START, [START[0]], [START[1]]),
         ],
         texts=[Text(0.97, 0.03, text), Text(0.97, 0.97, start_text)],
         x_limits=(-2.4, 3.6),
