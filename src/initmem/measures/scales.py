@@ -69,7 +69,8 @@ def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     return rows
 
 
-def _mean_rows(groups: Groups, metric: str | None) -> list[Row]:
+def mean_rows(groups: Groups, metric: str | None) -> list[Row]:
+    """What every recipe reached at every scale; without a metric, in the default one of each."""
     rows = []
     for label, records in groups.items():
         name = metric or default_metric(records)
@@ -354,7 +355,7 @@ def _failure_rows(groups: Groups, metric: str | None) -> list[Row]:
 MEASURES = {
     "scale": Measure(
         "What every scale reached",
-        _mean_rows,
+        mean_rows,
         {
             "recipe": RECIPE,
             "metric": Column("metric", "text", "accuracies in percent", priority=2),

@@ -70,7 +70,7 @@ class UpdateClocks:
         The rate of SGD counts `multiple` times: where a loss is a sum over the examples of an update.
         """
         self.detach()
-        several = _optimizers(optimizers)
+        several = torch_optimizers(optimizers)
         self._watched = [type(one).__name__ for one in several]
         self.kernels, self._batch, self.penalty, self._every = list(kernels), batch, penalty, max(1, every)
         self._inverse = self._inverse_square()
@@ -247,7 +247,8 @@ class UpdateClocks:
         return torch.stack([norm.to(device) for norm in norms]).square().sum()
 
 
-def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
+def torch_optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
+    """The optimizers that make the steps, of one or several that a user gives."""
     several = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     optimizers = []
     for one in several:
@@ -256,7 +257,8 @@ def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
         real = next((other for other in inner if isinstance(other, torch.optim.Optimizer)), one)
         if not isinstance(real, torch.optim.Optimizer):
             raise ConfigError(
-                f"optimizer: a {type(one).__name__} (allowed: torch.optim.Optimizer; else Tracker.step)"
+                f"optimizer: a {type(one).__name__} (allowed: optimizers of torch; others have Tracker.step "
+                "and interventions that are functions)"
             )
         optimizers.append(real)
     return optimizers

@@ -67,11 +67,6 @@ def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
     workdir.remove()
 
 
-def changes_in(workdir: Workdir | None) -> dict[str, list[str]]:
-    """For the record of a completed run: shared files that changed, and its own, which are removed."""
-    return {} if workdir is None else workdir.changes()
-
-
 class Workdir:
     """A directory that mirrors another one; empty where this machine does not have that."""
 
