@@ -28,7 +28,7 @@ from pathlib import Path
 from initmem.engines.provenance import WORKDIR, kept_workdir, workdir_prefix
 from initmem.engines.worker import is_for_engine
 from initmem.errors import ConfigError, allowed
-from initmem.files import sweep, temporary
+from initmem.files import sweep, temporary_folder
 
 MOST_COPIED = 64 * 2**20  # bytes of all copies; beyond that files are links
 MOST_FILES = 1000  # of a folder that is mirrored, and of all mirrored folders
@@ -53,38 +53,30 @@ def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
     if project is None:
         yield None
         return
-    workdir = Workdir(project, run_id)
-    try:
-        yield workdir
-    except BaseException as error:
-        if is_for_engine(error):
-            workdir.remove()
-        else:
-            workdir.keep()
-            changed = {CHANGED: names} if (names := workdir.changes().get(CHANGED)) else {}
-            error.provenance = {"workdir": str(workdir.path)} | changed  # type: ignore[attr-defined]
-        raise
-    workdir.remove()
+    sweep(Path(tempfile.gettempdir()), workdir_prefix(run_id))  # what a killed worker left of this run
+    with temporary_folder(workdir_prefix(run_id)) as root:
+        workdir = Workdir(root, project)
+        try:
+            yield workdir
+        except BaseException as error:
+            if not is_for_engine(error):
+                workdir.keep(run_id)
+                changed = {CHANGED: names} if (names := workdir.changes().get(CHANGED)) else {}
+                error.provenance = {"workdir": str(workdir.path)} | changed  # type: ignore[attr-defined]
+            raise
 
 
 class Workdir:
-    """A directory that mirrors another one; empty where this machine does not have that."""
+    """A directory below a root that mirrors another one; empty where this machine does not have that."""
 
-    def __init__(self, project: Path, run_id: str) -> None:
-        self.project, self._run_id = project, run_id
-        sweep(Path(tempfile.gettempdir()), workdir_prefix(run_id))  # what a killed worker left of this run
-        self._root = temporary(Path(tempfile.gettempdir(), workdir_prefix(run_id)))
-        self._root.mkdir(mode=0o700)
+    def __init__(self, root: Path, project: Path) -> None:
+        self._root, self.project = root, project
         self._files, self._bytes = MOST_FILES, MOST_COPIED  # that may still be mirrored
         self._links: list[Path] = []  # originals
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if project.is_dir():
-                self._mirror(project, self.path)
-                self._link_surroundings()
-        except BaseException:
-            self.remove()
-            raise
+        self.path.mkdir(parents=True, exist_ok=True)
+        if project.is_dir():
+            self._mirror(project, self.path)
+            self._link_surroundings()
         self._before = self._stamps()
 
     @property
@@ -92,14 +84,10 @@ class Workdir:
         """The directory itself; around it are links to what is around the project."""
         return self._root.joinpath(*self.project.parts[1:])
 
-    def keep(self) -> None:
-        """Give it a name that is not swept."""
+    def keep(self, run_id: str) -> None:
+        """Give it a name under which it stays."""
         with suppress(OSError):  # the disk is full: the user's error tells more
-            self._root = kept_workdir(self._root, self._run_id)
-
-    def remove(self) -> None:
-        """Delete the directory; originals behind links stay."""
-        shutil.rmtree(self._root, ignore_errors=True)
+            self._root = kept_workdir(self._root, run_id)
 
     def changes(self) -> dict[str, list[str]]:
         """Files behind links that have changed since the directory was made, and its own that are new."""
