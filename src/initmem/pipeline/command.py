@@ -286,7 +286,7 @@ def command_fingerprint(
             names += [f"{module}.py", f"{module}/__main__.py"]
     files = [name for name in names if os.path.isfile(name)]  # noqa: PTH113 - it never raises
     entries = dict(_arguments(parts))
-    note_files(entries, [*files, *watched])
+    note_files(entries, [*files, *watched], set())
     return dict(sorted(entries.items()))
 
 

@@ -27,7 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -131,14 +131,11 @@ def run(
             all runs work in the present one.
         progress: show a bar on stderr.
     """
-    if not callable(train):
-        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
     try:
-        inspect.signature(train).bind(None, None)
+        with suppress(ValueError):  # some callables have no signature
+            inspect.signature(train).bind(None, None)
     except TypeError as error:
         raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
-    except ValueError:
-        pass  # some callables have no signature
     function: Any = train
     while isinstance(function, partial):
         function = function.func
