@@ -282,7 +282,6 @@ class FirstBatches:
         """Take the hook off the model."""
         if self._handle is not None:
             self._handle.remove()
-            self._handle = None
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Passes without gradients, or in evaluation mode, are not training."""
@@ -304,11 +303,6 @@ class FirstBatches:
         self.classes = int(logits.shape[1]) if is_matrix and 2 <= logits.shape[1] <= MOST_CLASSES else None
         if len(self.order) >= WATCHED:
             self.remove()
-
-    def about(self) -> dict[str, Any]:
-        """What joins the provenance of a run."""
-        seen = {"order": self.order, "classes": self.classes}
-        return {name: value for name, value in seen.items() if value}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -215,10 +215,15 @@ class Tracker:
         return self._seen() | ({"dropped": self.dropped} if self.dropped else {})
 
     def _seen(self) -> dict[str, Any]:
-        missing, device = self._updates.missing(self.norm_init), self.device
-        about: dict[str, Any] = {"updates": self.updates, "clocks_missing": missing}
-        about |= {"diverged": self.diverged_by, "device": device and str(device)}
-        return self._batches.about() | {name: value for name, value in about.items() if value}
+        seen: dict[str, Any] = {
+            "order": self._batches.order,
+            "classes": self._batches.classes,
+            "updates": self.updates,
+            "clocks_missing": self._updates.missing(self.norm_init),
+            "diverged": self.diverged_by,
+            "device": self.device and str(self.device),
+        }
+        return {name: value for name, value in seen.items() if value}
 
     @property
     def diverged(self) -> bool:
@@ -294,21 +299,20 @@ class Tracker:
         self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
         # An untrained model may have an infinite loss.
         judged = {name: value for name, value in row.items() if name == "norm" or not untrained}
-        diverged = self._judge(judged, f"in epoch {len(self._rows) + 1}")
+        self._judge(judged, f"in epoch {len(self._rows) + 1}")
         self._tell()
-        if diverged:
+        if self.diverged:
             return
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         self._rows.append(dict.fromkeys(row, math.nan) | finite)
         if self._on_epoch is not None and _is_first_rank():
             self._on_epoch({"epoch": float(len(self._rows))} | finite)
 
-    def _judge(self, row: Row, when: str) -> bool:
-        """Whether the run has diverged by now."""
+    def _judge(self, row: Row, when: str) -> None:
+        """Note what has diverged, the first time."""
         wrong = [name for name in judged_by(row) if not math.isfinite(row[name])]
         if wrong and not self.diverged:
             self.diverged_by = f"{wrong[0]} is not finite {when}"
-        return self.diverged
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._out is not None and _is_first_rank():
