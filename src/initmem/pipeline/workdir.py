@@ -60,9 +60,12 @@ def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
             yield workdir
         except BaseException as error:
             if not is_for_engine(error):
-                workdir.keep(run_id)
-                changed = {CHANGED: names} if (names := workdir.changes().get(CHANGED)) else {}
-                error.provenance = {"workdir": str(workdir.path)} | changed  # type: ignore[attr-defined]
+                about: dict[str, object] = {}
+                with suppress(OSError):  # the disk is full: nothing is kept, the user's error tells more
+                    workdir.root = kept_workdir(root, run_id)
+                    about["workdir"] = str(workdir.path)
+                about |= {kind: names for kind, names in workdir.changes().items() if kind == CHANGED}
+                error.provenance = about  # type: ignore[attr-defined]
             raise
 
 
@@ -70,7 +73,7 @@ class Workdir:
     """A directory below a root that mirrors another one; empty where this machine does not have that."""
 
     def __init__(self, root: Path, project: Path) -> None:
-        self._root, self.project = root, project
+        self.root, self.project = root, project
         self._files, self._bytes = MOST_FILES, MOST_COPIED  # that may still be mirrored
         self._links: list[Path] = []  # originals
         self.path.mkdir(parents=True, exist_ok=True)
@@ -82,12 +85,7 @@ class Workdir:
     @property
     def path(self) -> Path:
         """The directory itself; around it are links to what is around the project."""
-        return self._root.joinpath(*self.project.parts[1:])
-
-    def keep(self, run_id: str) -> None:
-        """Give it a name under which it stays."""
-        with suppress(OSError):  # the disk is full: the user's error tells more
-            self._root = kept_workdir(self._root, run_id)
+        return self.root.joinpath(*self.project.parts[1:])
 
     def changes(self) -> dict[str, list[str]]:
         """Files behind links that have changed since the directory was made, and its own that are new."""
@@ -133,7 +131,7 @@ class Workdir:
     def _link_surroundings(self) -> None:
         """Link what is next to the project and to the folders that hold it."""
         for folder in self.project.parents:
-            copy = self._root.joinpath(*folder.parts[1:])
+            copy = self.root.joinpath(*folder.parts[1:])
             with suppress(OSError), os.scandir(folder) as entries:  # it may not be listed
                 for entry in islice(entries, MOST_FILES):
                     if not (copy / entry.name).is_symlink() and not (copy / entry.name).exists():
