@@ -215,14 +215,10 @@ class Tracker:
         return self._seen() | ({"dropped": self.dropped} if self.dropped else {})
 
     def _seen(self) -> dict[str, Any]:
-        seen: dict[str, Any] = {
-            "order": self._batches.order,
-            "classes": self._batches.classes,
-            "updates": self.updates,
-            "clocks_missing": self._updates.missing(self.norm_init),
-            "diverged": self.diverged_by,
-            "device": self.device and str(self.device),
-        }
+        missing, device = self._updates.missing(self.norm_init), self.device
+        seen: dict[str, Any] = {"order": self._batches.order, "classes": self._batches.classes}
+        seen |= {"updates": self.updates, "clocks_missing": missing}
+        seen |= {"diverged": self.diverged_by, "device": device and str(device)}
         return {name: value for name, value in seen.items() if value}
 
     @property
@@ -299,20 +295,21 @@ class Tracker:
         self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
         # An untrained model may have an infinite loss.
         judged = {name: value for name, value in row.items() if name == "norm" or not untrained}
-        self._judge(judged, f"in epoch {len(self._rows) + 1}")
+        diverged = self._judge(judged, f"in epoch {len(self._rows) + 1}")
         self._tell()
-        if self.diverged:
+        if diverged:
             return
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         self._rows.append(dict.fromkeys(row, math.nan) | finite)
         if self._on_epoch is not None and _is_first_rank():
             self._on_epoch({"epoch": float(len(self._rows))} | finite)
 
-    def _judge(self, row: Row, when: str) -> None:
-        """Note what has diverged, the first time."""
+    def _judge(self, row: Row, when: str) -> bool:
+        """Whether the run has diverged by now."""
         wrong = [name for name in judged_by(row) if not math.isfinite(row[name])]
         if wrong and not self.diverged:
             self.diverged_by = f"{wrong[0]} is not finite {when}"
+        return self.diverged
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._out is not None and _is_first_rank():
