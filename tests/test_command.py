@@ -196,16 +196,16 @@ def test_what_goes_wrong_is_said(tmp_path: Path, body: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"loss": 1}\n{"loss": 0.', "line 2 of the history is not JSON: '{\"loss\": 0.'"),
-        ("[1]\n", "line 1 of the history is [1] (allowed: an object of numbers)"),
+        ('{"loss": 1}\n{"loss": 0.', "line 2 of the history: not JSON: '{\"loss\": 0.'"),
+        ("[1]\n", "line 1 of the history: [1] (allowed: an object of numbers)"),
         ('{"loss": "low"}\n', "line 1 of the history: metric loss = 'low' (allowed: a number)"),
         ('{"test_accuracy": 93}\n', "line 1 of the history: metric test_accuracy = 93"),
-        ("{}\n", "line 1 of the history is {} (allowed: an object of numbers)"),
+        ("{}\n", "line 1 of the history: {} (allowed: an object of numbers)"),
         (
             '{"loss": 1}\n{"epoch": 2}\n',
-            "line 2 of the history is {'epoch': 2} (allowed: an object of numbers)",
+            "line 2 of the history: {'epoch': 2} (allowed: an object of numbers)",
         ),
-        ('{"loss": 1}\n{"final": {}}\n', "line 2 of the history is {'final': {}} (allowed"),
+        ('{"loss": 1}\n{"final": {}}\n', "line 2 of the history: {'final': {}} (allowed"),
         (
             '{"epoch": 0, "loss": 1}\n',
             "line 1 of the history: epoch = 0, where 1 is next (allowed: 1, 2, 3, ...)",

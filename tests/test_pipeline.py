@@ -309,7 +309,7 @@ def test_only_its_own_code_can_run_it() -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"train": 3}, "train = 3 (allowed: a function of (init, tracker))"),
+        ({"train": 3}, "train: 3 is not a callable object (allowed: a function of (init, tracker))"),
         ({"train": lambda init: None}, "train: too many positional arguments (allowed: a function of"),
         ({"scales": [0.0]}, "scales.0 = 0.0 (allowed: greater than 0)"),
         ({"scales": []}, "scales = []"),

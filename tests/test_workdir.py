@@ -22,7 +22,7 @@ from initmem.files import temporary_folder
 from initmem.pipeline import workdir
 from initmem.pipeline.command import CommandTrainer
 from initmem.pipeline.run import PipelineTrainer
-from initmem.pipeline.workdir import Workdir
+from initmem.pipeline.workdir import own_workdir
 from initmem.recipe import PipelineRecipe
 from initmem.study import Run
 
@@ -143,16 +143,24 @@ def test_the_next_run_removes_what_a_killed_worker_left(tmp_path: Path, monkeypa
     project.mkdir()
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    die(lambda: Workdir(project, "x"))
+
+    def lost() -> None:
+        with own_workdir(project, "x"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    die(lost)
     assert len(list(temporary.iterdir())) == 1
-    crashed, running = Workdir(project, "y"), Workdir(project, "z")
-    crashed.keep()
-    Workdir(project, "w").remove()
-    assert len(list(temporary.iterdir())) == 3  # a lost run is tried again, or its record names its directory
-    choose()
-    assert len(list(temporary.iterdir())) == 2
-    assert crashed.path.is_dir()
-    assert running.path.is_dir()
+    with pytest.raises(ValueError, match="on purpose"), own_workdir(project, "y") as crashed:
+        raise ValueError("on purpose")
+    with own_workdir(project, "z") as running:
+        with own_workdir(project, "w"):
+            pass
+        # A lost run is tried again, or its record names its directory.
+        assert len(list(temporary.iterdir())) == 3
+        choose()
+        assert len(list(temporary.iterdir())) == 2
+        assert crashed.path.is_dir()
+        assert running.path.is_dir()
 
 
 def choose() -> None:
@@ -231,19 +239,18 @@ def test_a_mirror_is_cheap_whatever_the_project_is(tmp_path: Path, monkeypatch) 
     (tmp_path / "data" / "y").write_text("y")
     monkeypatch.setattr(workdir, "MOST_COPIED", 50)
     monkeypatch.setattr(workdir, "MOST_FILES", 6)
-    made = Workdir(project, "x")
-    links = {path.name for path in made.path.iterdir() if path.is_symlink()}
-    assert links == {"b", "many", "nowhere"}
-    assert {path.name for path in made.path.iterdir()} == {"a", "b", "c", "many", "nowhere", "small"}
-    assert (made.path / "small/inner/x").read_text() == "x"
-    assert (made.path / "../data/y").read_text() == "y"
-    (made.path / "small/inner/x").write_text("changed")
-    assert made.changes() == {"files_removed": ["small/inner/x"]}
-    made.remove()
+    with own_workdir(project, "x") as made:
+        links = {path.name for path in made.path.iterdir() if path.is_symlink()}
+        assert links == {"b", "many", "nowhere"}
+        assert {path.name for path in made.path.iterdir()} == {"a", "b", "c", "many", "nowhere", "small"}
+        assert (made.path / "small/inner/x").read_text() == "x"
+        assert (made.path / "../data/y").read_text() == "y"
+        (made.path / "small/inner/x").write_text("changed")
+        assert made.changes() == {"files_removed": ["small/inner/x"]}
     assert len((project / "b").read_text()) == 90
     assert not made.path.exists()
-    elsewhere = Workdir(tmp_path / "of another machine", "x")
-    assert list(elsewhere.path.iterdir()) == []
+    with own_workdir(tmp_path / "of another machine", "x") as elsewhere:
+        assert list(elsewhere.path.iterdir()) == []
 
 
 def test_a_mistaken_choice_is_refused(tmp_path: Path) -> None:
@@ -267,6 +274,5 @@ def test_a_folder_that_goes_while_it_is_mirrored_costs_no_run(
         return was
 
     monkeypatch.setattr(os, "access", readable)
-    made = Workdir(project, "0" * 16)
-    assert (made.path / "data" / "file").exists()
-    made.remove()
+    with own_workdir(project, "0" * 16) as made:
+        assert (made.path / "data" / "file").exists()

@@ -104,9 +104,9 @@ def sweep(folder: Path, prefix: str = "") -> None:
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
+def temporary_folder(name: str = "initmem") -> Iterator[Path]:
     """A folder that is removed afterwards; if this process is killed, by the next sweep."""
-    folder = temporary(Path(tempfile.gettempdir(), "initmem"))
+    folder = temporary(Path(tempfile.gettempdir(), name))
     folder.mkdir(mode=0o700)
     try:
         yield folder

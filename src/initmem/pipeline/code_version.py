@@ -61,7 +61,7 @@ def fingerprint(*functions: object, watch: Iterable[str | Path] = ()) -> Fingerp
     for module, parts in sorted(walk.parts.items()):
         version = source.digest("\n".join(dict.fromkeys(parts)))
         source.note(walk.entries, f"module {source.short_name(module)}", version)
-    source.note_files(walk.entries, watch)
+    source.note_files(walk.entries, watch, walk.files)
     if (dtype := torch.get_default_dtype()) != torch.float32:
         walk.entries["default dtype of torch"] = str(dtype)
     return dict(sorted(walk.entries.items()))
@@ -102,7 +102,7 @@ class _Walk:
         self.entries: Fingerprint = {}
         self.parts: dict[str, list[str]] = defaultdict(list)  # versions of functions and classes, by module
         self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
-        self._files: set[Path] = set()
+        self.files: set[Path] = set()
         self._uses: dict[tuple[str, str], set[str]] = defaultdict(set)  # of globals, by module and name
         self._globals: list[tuple[types.FunctionType, str]] = []  # to read once all uses are known
 
@@ -178,7 +178,7 @@ class _Walk:
         for imported in source.imported(node) if node else ():
             # By its file: the same whether it is loaded yet or not.
             if paths := source.module_files(imported, Path(code.co_filename).parent):
-                source.note_files(self.entries, paths, self._files)
+                source.note_files(self.entries, paths, self.files)
             else:
                 self._package(imported)
         for key in sorted(loaded & function.__globals__.keys()):

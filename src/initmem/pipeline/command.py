@@ -47,7 +47,7 @@ from initmem.pipeline.opened import environment_of, opened_by_program
 from initmem.pipeline.run import OnEpoch, own_record
 from initmem.pipeline.source import Fingerprint, note_files
 from initmem.pipeline.tracker import Row, Tracker
-from initmem.pipeline.workdir import changes_in, own_workdir, project_of
+from initmem.pipeline.workdir import own_workdir, project_of
 from initmem.record import RunRecord
 from initmem.store.encoding import decode_array
 from initmem.study import SCALES, SEEDS, Run, Study
@@ -77,10 +77,8 @@ def parse(command: str, *, n_seeds: int = 1, declared: Iterable[str] | None = No
     used = placeholders(parts)
     names = [*GIVEN, *(used if declared is None else declared)]
     for name in sorted(used - set(names)):
-        braces = "{" + name + "}"
-        raise ConfigError(
-            f"command: {braces} ({allowed(names)}; --set {name}=... declares it; a literal brace is doubled)"
-        )
+        hint = f"--set {name}=... declares it; a literal brace is doubled"
+        raise ConfigError(f"command: {{{name}}} ({allowed(names)}; {hint})")
     needed = ["scale", "history", *(["seed"] if n_seeds > 1 else [])]
     for name in needed:
         if name not in used:
@@ -125,15 +123,14 @@ class CommandTrainer:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
-            seconds = time.perf_counter() - started
             # What `Init.apply` and the tracker of a program left for its record; it need not have them.
             init, tracker = (folder / name for name in (INIT_FILE, TRACKER_FILE))
             models = list(dict.fromkeys(init.read_text().splitlines())) if init.exists() else []
             about: dict[str, Any] = json.loads(tracker.read_text()) if tracker.exists() else {}
             about |= {"scale_used": True, "applied": bool(models)}  # {scale} is in the command
             about["init"] = [json.loads(line) for line in models[:MOST_MODELS]]
-            about |= opened_by_program(log, workdir, began) | changes_in(workdir)
-            return own_record(run, reader.tracker, seconds, **about)
+            about |= opened_by_program(log, workdir, began)
+            return own_record(run, reader.tracker, started, workdir, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
@@ -155,7 +152,7 @@ class Reader:
 
     def _start_over(self) -> None:
         self.tracker = Tracker(on_epoch=self._on_epoch)
-        self._text, self._line, self._epochs = b"", 0, 0  # what was read, and how much that is
+        self._text, self._epochs = b"", 0  # what was read, and how many epochs are in it
 
     def read(self, *, at_end: bool = False) -> None:
         """Take in the complete lines; at the end also a last one without a newline."""
@@ -169,12 +166,14 @@ class Reader:
                 return  # nothing new, or the file is being written again
         if not text.startswith(self._text):
             self._start_over()
-        new, self._text = text[len(self._text) :], text
-        for line in new.split(b"\n"):
-            self._line += 1
-            if line.strip():
-                self._take(line)
-        self._line -= 1  # what follows the last newline is the line to come
+        new, first = text[len(self._text) :], self._text.count(b"\n") + 1
+        self._text = text
+        for number, line in enumerate(new.split(b"\n"), first):
+            try:
+                if line.strip():
+                    self._take(line)
+            except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
+                raise ProgramError(f"line {number} of the history: {error}") from None
         has_content = self.tracker.history or self.tracker.finals or self.tracker.diverged
         if at_end and not has_content:
             raise ProgramError("the program wrote nothing to {history}")
@@ -184,38 +183,23 @@ class Reader:
             content = json.loads(line)
         except ValueError:
             shown = line[:80].decode(errors="replace")
-            raise ProgramError(f"line {self._line} of the history is not JSON: {shown!r}") from None
+            raise ConfigError(f"not JSON: {shown!r}") from None
         row = dict(content) if isinstance(content, dict) else {}
-        if self._took_predictions(row):
+        name, given = next(iter(row.items()), ("", None))
+        if name in ("predictions", "initial_predictions") and isinstance(given, list | dict):
+            classes = decode_array(given) if isinstance(given, dict) else given  # a dict is of a tracker
+            self.tracker.predictions(classes, initial=name == "initial_predictions")
             return
         final, epoch = row.pop("final", None), row.pop("epoch", None)
         if not (final or row):
-            shown = f"line {self._line} of the history is {content!r}"
-            raise ProgramError(f"{shown} (allowed: an object of numbers)")
-        try:
-            if isinstance(final, dict):
-                self.tracker.finish(**row, **final)
-            else:
-                self._epochs += 1
-                if epoch not in (None, self._epochs):
-                    raise ConfigError(
-                        f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)"
-                    )
-                self.tracker.add_row(row if final is None else row | {"final": final})
-        except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
-            raise ProgramError(f"line {self._line} of the history: {error}") from None
-
-    def _took_predictions(self, content: dict[str, Any]) -> bool:
-        """Whether a line holds predictions: a list of classes, or what `Tracker.predictions` writes."""
-        name, given = next(iter(content.items()), ("", None))
-        if name not in ("predictions", "initial_predictions") or not isinstance(given, list | dict):
-            return False
-        try:
-            classes = decode_array(given) if isinstance(given, dict) else given
-            self.tracker.predictions(classes, initial=name == "initial_predictions")
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
-            raise ProgramError(f"line {self._line} of the history: {name}: {error}") from None
-        return True
+            raise ConfigError(f"{content!r} (allowed: an object of numbers)")
+        if isinstance(final, dict):
+            self.tracker.finish(**row, **final)
+            return
+        self._epochs += 1
+        if epoch not in (None, self._epochs):
+            raise ConfigError(f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)")
+        self.tracker.add_row(row if final is None else row | {"final": final})
 
 
 def _run(
@@ -302,7 +286,7 @@ def command_fingerprint(
             names += [f"{module}.py", f"{module}/__main__.py"]
     files = [name for name in names if os.path.isfile(name)]  # noqa: PTH113 - it never raises
     entries = dict(_arguments(parts))
-    note_files(entries, [*files, *watched])
+    note_files(entries, [*files, *watched], set())
     return dict(sorted(entries.items()))
 
 

@@ -24,11 +24,11 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.intervention import NONE, Intervention
 from initmem.measures.provenance import MOST_MODELS, MOST_ROWS, Applied, Treated
+from initmem.pipeline.observers import torch_optimizers
 from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
@@ -116,13 +116,8 @@ class InitTable:
 
 def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
     """The state of torch optimizers, with their counts of updates."""
-    tensors = []
-    for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
-        if not isinstance(one, Optimizer):
-            call = f"tracker.intervene(model, {type(one).__name__})"
-            raise ConfigError(f"{call} (allowed: optimizers of torch, or a function)")
-        tensors += [value for state in one.state.values() for value in state.values()]
-    return [value for value in tensors if isinstance(value, Tensor)]
+    states = [state for one in torch_optimizers(optimizer) for state in one.state.values()]
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 class Declared(dict[str, Any]):
@@ -296,10 +291,7 @@ class Init:
         if others and kernels is None:  # who chose the kernels knows what is left
             text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to scale)"
             warnings.warn(text, UntouchedWarning, stacklevel=2)
-        if is_pytree(model):
-            from initmem.pipeline.jax import rebuilt
-
-            model = cast("Model", rebuilt(table.variables))
+        model = _rebuilt(model, table.variables)
         return self.intervene(model, 0) if at_the_end else model
 
     def intervene(
@@ -321,11 +313,7 @@ class Init:
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
         moments = None if optimizer is None else _optimizer_tensors(optimizer)
         rules.intervene(self.run, epoch, chosen, tensors, moments)
-        if variables is None and is_pytree(model):
-            from initmem.pipeline.jax import rebuilt
-
-            return cast("Model", rebuilt(chosen))
-        return model
+        return _rebuilt(model, chosen) if variables is None else model
 
     def check_intervened(self, epochs: int) -> None:
         """Raise if the intervention of the run was due and never made: it would look like none."""
@@ -354,6 +342,15 @@ class Init:
 def told_path(name: str) -> Path | None:
     """Where a program leaves a file for `initmem run --command`; None: nobody asked."""
     return Path(folder, name) if (folder := os.environ.get(TOLD)) else None
+
+
+def _rebuilt(model: Model, variables: Sequence[Variable]) -> Model:
+    """The model with the present values of its parameters: a pytree is put together again."""
+    if not is_pytree(model):
+        return model
+    from initmem.pipeline.jax import rebuilt
+
+    return cast("Model", rebuilt(variables))
 
 
 def _rounded(value: float | None) -> float | None:

@@ -78,7 +78,10 @@ def jax_variables(tree: Any, kernels: Kernels = None) -> list[Variable]:
 
 def rebuilt(variables: Sequence[Variable]) -> Any:
     """The pytree of variables that were set."""
-    return cast("PytreePlace", variables[0].place).leaves.tree()
+    import jax
+
+    leaves = cast("PytreePlace", variables[0].place).leaves
+    return jax.tree.unflatten(leaves.structure, leaves.values)
 
 
 class Leaves:
@@ -87,17 +90,11 @@ class Leaves:
     def __init__(self, tree: Any) -> None:
         import jax
 
-        paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
         self.paths = [path for path, _ in paths]
         self.names = [".".join(str(_key(key)) for key in path) for path in self.paths]
         self.values = [value for _, value in paths]
         self.newest: Any = None  # a newer tree, read when somebody asks for a value
-
-    def tree(self) -> Any:
-        """The pytree with its present values."""
-        import jax
-
-        return jax.tree.unflatten(self._structure, self.values)
 
     def value(self, index: int) -> Any:
         """The present value of a leaf."""

@@ -41,9 +41,11 @@ class LightningTracker(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch the module and its optimizers."""
         self._trainer = trainer
-        size = (self.batch_size or _batch_size(trainer)) * trainer.world_size
-        passes = trainer.accumulate_grad_batches
-        self.tracker.attach(pl_module, trainer.optimizers, size, accumulation=passes, l2=self.l2)
+        size = self.batch_size or getattr(trainer.train_dataloader, "batch_size", None)
+        if size is None:
+            raise ConfigError("batch_size: the data loader does not tell (allowed: a batch_size of your own)")
+        batch, passes = size * trainer.world_size, trainer.accumulate_grad_batches
+        self.tracker.attach(pl_module, trainer.optimizers, batch, accumulation=passes, l2=self.l2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that this epoch has metrics of validation."""
@@ -83,10 +85,3 @@ class LightningTracker(Callback):
             self._pending = self._validated = False
             self.tracker.end_epoch(**metric_names(logged, skip=("_step", *several)))
             self._trainer.should_stop = self._trainer.should_stop or self.tracker.diverged
-
-
-def _batch_size(trainer: Trainer) -> int:
-    size = getattr(trainer.train_dataloader, "batch_size", None)
-    if not isinstance(size, int):
-        raise ConfigError("batch_size: the data loader does not tell (allowed: a batch_size of your own)")
-    return size

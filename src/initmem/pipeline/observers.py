@@ -70,7 +70,7 @@ class UpdateClocks:
         The rate of SGD counts `multiple` times: where a loss is a sum over the examples of an update.
         """
         self.detach()
-        several = _optimizers(optimizers)
+        several = torch_optimizers(optimizers)
         self._watched = [type(one).__name__ for one in several]
         self.kernels, self._batch, self.penalty, self._every = list(kernels), batch, penalty, max(1, every)
         self._inverse = self._inverse_square()
@@ -247,7 +247,8 @@ class UpdateClocks:
         return torch.stack([norm.to(device) for norm in norms]).square().sum()
 
 
-def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
+def torch_optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
+    """The optimizers that make the steps, of one or several that a user gives."""
     several = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     optimizers = []
     for one in several:
@@ -256,7 +257,8 @@ def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
         real = next((other for other in inner if isinstance(other, torch.optim.Optimizer)), one)
         if not isinstance(real, torch.optim.Optimizer):
             raise ConfigError(
-                f"optimizer: a {type(one).__name__} (allowed: torch.optim.Optimizer; else Tracker.step)"
+                f"optimizer: a {type(one).__name__} (allowed: optimizers of torch; others have Tracker.step "
+                "and interventions that are functions)"
             )
         optimizers.append(real)
     return optimizers
@@ -280,7 +282,6 @@ class FirstBatches:
         """Take the hook off the model."""
         if self._handle is not None:
             self._handle.remove()
-            self._handle = None
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Passes without gradients, or in evaluation mode, are not training."""
@@ -302,11 +303,6 @@ class FirstBatches:
         self.classes = int(logits.shape[1]) if is_matrix and 2 <= logits.shape[1] <= MOST_CLASSES else None
         if len(self.order) >= WATCHED:
             self.remove()
-
-    def about(self) -> dict[str, Any]:
-        """What joins the provenance of a run."""
-        seen = {"order": self.order, "classes": self.classes}
-        return {name: value for name, value in seen.items() if value}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -30,7 +30,7 @@ Opened = set[tuple[str, str]]  # (`read` or `written`, absolute path)
 _opened: Opened = set()  # by the present run
 _before: set[str] = set()  # by earlier runs of this process: a later one may use what they have read
 _loaded: set[str] = set()  # files of modules from before: the fingerprint has what is used of them
-_is_on = _is_hooked = False
+_is_on = False
 
 
 def _note(how: str, path: str) -> None:
@@ -39,22 +39,14 @@ def _note(how: str, path: str) -> None:
 
 
 @contextmanager
-def noting_files() -> Iterator[None]:
-    """Note the files that this process opens meanwhile."""
-    global _is_hooked
-    if not _is_hooked:  # a hook cannot be taken off again
+def noting(*, on: bool) -> Iterator[None]:
+    """Note what a run opens in this process, or nothing: what a callback opens is no input of training."""
+    global _is_on
+    if on:
+        _opened.clear()
+    if not _loaded:  # the first time: a hook cannot be taken off again
         _loaded.update(str(getattr(module, "__file__", None)) for module in list(sys.modules.values()))
         sitecustomize.watch(_note)
-        _is_hooked = True
-    _opened.clear()
-    with noting(on=True):
-        yield
-
-
-@contextmanager
-def noting(*, on: bool) -> Iterator[None]:
-    """Note files, or nothing: what a callback opens is no input of training."""
-    global _is_on
     before, _is_on = _is_on, on
     try:
         yield

@@ -14,10 +14,10 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed, first_of
-from initmem.measures.design import default_metric, metric_reason, own_metrics
+from initmem.measures import scales
+from initmem.measures.design import default_metric, labelled, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.provenance import TITLE, applied, applied_tables
-from initmem.measures.scales import scale_means
 from initmem.metric import METRICS, metric_name
 from initmem.pipeline.code_version import unhashed_note
 from initmem.pipeline.source import Fingerprint
@@ -83,7 +83,8 @@ class Result:
         Without a metric: test accuracy where it was recorded, else the next best. Accuracies are in
         percentage points; `tolerance`, in the same unit, is the range that counts as forgotten.
         """
-        if self._of_one_recipe() and len(self.crashes) == len(self.records):
+        own = [record for record in self.records if record.run.recipe == self.recipe]
+        if own and all(record.status == "crashed" for record in own):
             raise StoreError(self.notes[0])
         return self.memories(metric, tolerance=tolerance)[0]
 
@@ -93,10 +94,6 @@ class Result:
         records = [record for record in self.records if record.run.recipe in trained]
         data = Collection(records, self.store.studies())
         return memory_table(data, self._metric(metric), recipes=self.study.recipes, tolerance=tolerance)
-
-    def _of_one_recipe(self) -> list[RunRecord]:
-        """The records, where they are not of several recipes."""
-        return [record for record in self.records if record.run.recipe == self.recipe]
 
     def _metric(self, metric: str | None) -> str:
         """The name under which a metric was recorded, or the default."""
@@ -111,13 +108,8 @@ class Result:
 
     def scales(self, metric: str | None = None) -> polars.DataFrame:
         """What every scale reached: mean, standard deviation over seeds, and n, per recipe."""
-        chosen = self._metric(metric)
-        rows = []
-        for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
-            records = [record for record in self.records if record.run.recipe == recipe]
-            means = scale_means(records, chosen)
-            rows += [{"recipe": label, "metric": chosen} | at._asdict() for at in means]
-        return _frame(rows)
+        groups = labelled(self.records, self.study.recipes)
+        return _frame(scales.MEASURES["scale"].rows_of(groups, self._metric(metric)))
 
     def clocks(self) -> dict[str, float]:
         """The clocks at the selected epoch, means over runs; one that was not measured is not there."""

@@ -27,7 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -44,10 +44,10 @@ from initmem.errors import ConfigError
 from initmem.measures.provenance import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Function, Init, UntouchedWarning
-from initmem.pipeline.opened import noting, noting_files, opened_here
+from initmem.pipeline.opened import noting, opened_here
 from initmem.pipeline.result import Result
 from initmem.pipeline.tracker import Row, Tracker
-from initmem.pipeline.workdir import changes_in, own_workdir, project_of, working_in
+from initmem.pipeline.workdir import Workdir, own_workdir, project_of, working_in
 from initmem.record import TESTED, RunRecord, summarize
 from initmem.seeds import Role, generator
 from initmem.session import run_study
@@ -131,14 +131,11 @@ def run(
             all runs work in the present one.
         progress: show a bar on stderr.
     """
-    if not callable(train):
-        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
     try:
-        inspect.signature(train).bind(None, None)
+        with suppress(ValueError):  # some callables have no signature
+            inspect.signature(train).bind(None, None)
     except TypeError as error:
         raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
-    except ValueError:
-        pass  # some callables have no signature
     function: Any = train
     while isinstance(function, partial):
         function = function.func
@@ -227,7 +224,7 @@ class PipelineTrainer:
 
         tracker = Tracker(init, on_epoch=end_epoch, on_start=partial(seed_all, order))
         with own_workdir(self.project, run.id) as workdir:
-            with working_in(workdir), noting_files(), kept_generators(), warnings.catch_warnings():
+            with working_in(workdir), noting(on=True), kept_generators(), warnings.catch_warnings():
                 seed_all(run.seed_of("init"))
                 warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
                 returned = self.train(init, tracker)
@@ -237,17 +234,9 @@ class PipelineTrainer:
                 raise ConfigError("split: training never began (allowed: tracker.attach before training)")
             if isinstance(returned, Mapping):
                 tracker.finish(**returned)
-            return own_record(
-                run,
-                tracker,
-                time.perf_counter() - started,
-                init=init.applied(),
-                scale_used=init.used,
-                applied=bool(init.tables),
-                **about,
-                **opened_here(workdir, began),
-                **changes_in(workdir),
-            )
+            seen: dict[str, Any] = {"init": init.applied(), "scale_used": init.used}
+            seen |= {"applied": bool(init.tables)} | about | opened_here(workdir, began)
+            return own_record(run, tracker, started, workdir, **seen)
 
     def _log(self, run: Run, row: Row, about: dict[str, Any]) -> None:
         """Call the user's function where the study was started; it has no effect on training."""
@@ -273,7 +262,9 @@ def train_sent(packed: bytes, runs: list[Run], on_epoch: OnEpoch) -> list[RunRec
     return trainer(runs, on_epoch)
 
 
-def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunRecord:
+def own_record(
+    run: Run, tracker: Tracker, started: float, workdir: Workdir | None, **about: Any
+) -> RunRecord:
     """The record of a run of user code, from what its tracker saw; `about` joins its provenance."""
     history, finals = tracker.history, tracker.finals
     if not (history or finals or tracker.diverged):
@@ -289,7 +280,10 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
         "diverged" if tracker.diverged else "completed",
         replace(summary, **tested),
         history,
-        {"device": "cpu", "seconds": round(seconds, 3)} | tracker.about() | about,
+        {"device": "cpu", "seconds": round(time.perf_counter() - started, 3)}
+        | tracker.about()
+        | about
+        | (workdir.changes() if workdir else {}),
         finals={name: value for name, value in finals.items() if name not in TESTED},
         arrays=tracker.arrays,
     )

@@ -125,9 +125,11 @@ def is_state(value: object, hows: set[str]) -> bool:
 # -- files ----------------------------------------------------------------------------------------------
 
 
-def note_files(entries: Fingerprint, paths: Iterable[str | Path], seen: set[Path] | None = None) -> None:
-    """Enter files by their content, and with a file of Python the modules of the project that it imports."""
-    seen = set() if seen is None else seen
+def note_files(entries: Fingerprint, paths: Iterable[str | Path], seen: set[Path]) -> None:
+    """Enter files by their content, and with a file of Python the modules of the project that it imports.
+
+    Those that were `seen` are left out.
+    """
     for path in map(Path, paths):
         if path.resolve() in seen:
             continue

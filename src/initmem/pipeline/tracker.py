@@ -216,9 +216,10 @@ class Tracker:
 
     def _seen(self) -> dict[str, Any]:
         missing, device = self._updates.missing(self.norm_init), self.device
-        about: dict[str, Any] = {"updates": self.updates, "clocks_missing": missing}
-        about |= {"diverged": self.diverged_by, "device": device and str(device)}
-        return self._batches.about() | {name: value for name, value in about.items() if value}
+        seen: dict[str, Any] = {"order": self._batches.order, "classes": self._batches.classes}
+        seen |= {"updates": self.updates, "clocks_missing": missing}
+        seen |= {"diverged": self.diverged_by, "device": device and str(device)}
+        return {name: value for name, value in seen.items() if value}
 
     @property
     def diverged(self) -> bool:

@@ -28,7 +28,7 @@ from pathlib import Path
 from initmem.engines.provenance import WORKDIR, kept_workdir, workdir_prefix
 from initmem.engines.worker import is_for_engine
 from initmem.errors import ConfigError, allowed
-from initmem.files import sweep, temporary
+from initmem.files import sweep, temporary_folder
 
 MOST_COPIED = 64 * 2**20  # bytes of all copies; beyond that files are links
 MOST_FILES = 1000  # of a folder that is mirrored, and of all mirrored folders
@@ -53,58 +53,39 @@ def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
     if project is None:
         yield None
         return
-    workdir = Workdir(project, run_id)
-    try:
-        yield workdir
-    except BaseException as error:
-        if is_for_engine(error):
-            workdir.remove()
-        else:
-            workdir.keep()
-            changed = {CHANGED: names} if (names := workdir.changes().get(CHANGED)) else {}
-            error.provenance = {"workdir": str(workdir.path)} | changed  # type: ignore[attr-defined]
-        raise
-    workdir.remove()
-
-
-def changes_in(workdir: Workdir | None) -> dict[str, list[str]]:
-    """For the record of a completed run: shared files that changed, and its own, which are removed."""
-    return {} if workdir is None else workdir.changes()
+    sweep(Path(tempfile.gettempdir()), workdir_prefix(run_id))  # what a killed worker left of this run
+    with temporary_folder(workdir_prefix(run_id)) as root:
+        workdir = Workdir(root, project)
+        try:
+            yield workdir
+        except BaseException as error:
+            if not is_for_engine(error):
+                about: dict[str, object] = {}
+                with suppress(OSError):  # the disk is full: nothing is kept, the user's error tells more
+                    workdir.root = kept_workdir(root, run_id)
+                    about["workdir"] = str(workdir.path)
+                about |= {kind: names for kind, names in workdir.changes().items() if kind == CHANGED}
+                error.provenance = about  # type: ignore[attr-defined]
+            raise
 
 
 class Workdir:
-    """A directory that mirrors another one; empty where this machine does not have that."""
+    """A directory below a root that mirrors another one; empty where this machine does not have that."""
 
-    def __init__(self, project: Path, run_id: str) -> None:
-        self.project, self._run_id = project, run_id
-        sweep(Path(tempfile.gettempdir()), workdir_prefix(run_id))  # what a killed worker left of this run
-        self._root = temporary(Path(tempfile.gettempdir(), workdir_prefix(run_id)))
-        self._root.mkdir(mode=0o700)
+    def __init__(self, root: Path, project: Path) -> None:
+        self.root, self.project = root, project
         self._files, self._bytes = MOST_FILES, MOST_COPIED  # that may still be mirrored
         self._links: list[Path] = []  # originals
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if project.is_dir():
-                self._mirror(project, self.path)
-                self._link_surroundings()
-        except BaseException:
-            self.remove()
-            raise
+        self.path.mkdir(parents=True, exist_ok=True)
+        if project.is_dir():
+            self._mirror(project, self.path)
+            self._link_surroundings()
         self._before = self._stamps()
 
     @property
     def path(self) -> Path:
         """The directory itself; around it are links to what is around the project."""
-        return self._root.joinpath(*self.project.parts[1:])
-
-    def keep(self) -> None:
-        """Give it a name that is not swept."""
-        with suppress(OSError):  # the disk is full: the user's error tells more
-            self._root = kept_workdir(self._root, self._run_id)
-
-    def remove(self) -> None:
-        """Delete the directory; originals behind links stay."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        return self.root.joinpath(*self.project.parts[1:])
 
     def changes(self) -> dict[str, list[str]]:
         """Files behind links that have changed since the directory was made, and its own that are new."""
@@ -150,7 +131,7 @@ class Workdir:
     def _link_surroundings(self) -> None:
         """Link what is next to the project and to the folders that hold it."""
         for folder in self.project.parents:
-            copy = self._root.joinpath(*folder.parts[1:])
+            copy = self.root.joinpath(*folder.parts[1:])
             with suppress(OSError), os.scandir(folder) as entries:  # it may not be listed
                 for entry in islice(entries, MOST_FILES):
                     if not (copy / entry.name).is_symlink() and not (copy / entry.name).exists():
