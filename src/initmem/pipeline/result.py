@@ -14,10 +14,10 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed, first_of
-from initmem.measures import scales
 from initmem.measures.design import default_metric, labelled, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.provenance import TITLE, applied, applied_tables
+from initmem.measures.scales import MEASURES
 from initmem.metric import METRICS, metric_name
 from initmem.pipeline.code_version import unhashed_note
 from initmem.pipeline.source import Fingerprint
@@ -109,7 +109,7 @@ class Result:
     def scales(self, metric: str | None = None) -> polars.DataFrame:
         """What every scale reached: mean, standard deviation over seeds, and n, per recipe."""
         groups = labelled(self.records, self.study.recipes)
-        return _frame(scales.MEASURES["scale"].rows_of(groups, self._metric(metric)))
+        return _frame(MEASURES["scale"].rows_of(groups, self._metric(metric)))
 
     def clocks(self) -> dict[str, float]:
         """The clocks at the selected epoch, means over runs; one that was not measured is not there."""
