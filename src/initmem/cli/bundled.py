@@ -33,12 +33,12 @@ MISSING_SHOWN = 3  # of the runs that a figure or table lacks
 def models(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
     """List the networks, their sizes and their options."""
     from initmem import register
-    from initmem.paper.reference import millions_of
+    from initmem.paper.reference import stated
     from initmem.plots.columns import MODELS
     from initmem.train.modules import catalogue
 
     register.load(plugins or ())
-    rows = [row | {"paper": millions_of(str(row["name"]))} for row in catalogue()]
+    rows = [row | {"paper": stated("parameters", model=row["name"]).get("millions")} for row in catalogue()]
     if as_json:
         print_json("models", rows)
     else:
@@ -107,10 +107,7 @@ def get_data(
         problem = f"dataset {name!r} needs no download" if name in DATASETS else f"no dataset {name!r}"
         raise DataError(f"{problem} ({allowed(offered, name)}; your own: {OWN})")
     folder = fetch(name, source=source)
-    if as_json:
-        print_json("data.get", [{"dataset": name, "place": folder}])
-    else:
-        say(f"{name}: {folder}")
+    base.answer("data.get", [{"dataset": name, "place": folder}], f"{name}: {folder}", as_json=as_json)
 
 
 def figure_names(incomplete: str) -> list[str]:
@@ -142,14 +139,11 @@ def figure(
     As .pdf, .png or .svg by the name of the file, else as .png; runs that are missing are named.
     """
     from initmem.paper import figures
-    from initmem.plots.matplotlib import check
     from initmem.store.results import collected
 
     records, studies = collected(stores)
     if recipes is not None:
         records = figures.matching(records, studies, recipes)
-    if name != "all" and output is not None and output.suffix:
-        check(output)
     if name == "all":
         plots = figures.available(records, studies, reference)
     else:
@@ -160,8 +154,8 @@ def figure(
         path = output_path(output, default, several=name == "all")
         figures.draw(plot, path, captioned=captioned)
         missing, notes = list(plot.missing), list(plot.notes)
-        rows.append({"figure": one, "file": str(path), "missing": missing, "notes": notes})
-        rows[-1]["series"] = plot.data()
+        row = {"figure": one, "file": str(path), "missing": missing, "notes": notes}
+        rows.append(row | {"series": plot.data()})
         if not as_json:
             say(f"figure {one}: {path}{missing_in_words(missing)}")
             for note in notes:
@@ -187,8 +181,6 @@ def table(
     from initmem.plots.tables import render
     from initmem.store.results import collected
 
-    if name not in (*tables.NAMES, "all"):
-        raise ConfigError(f"table {name!r} ({allowed([*tables.NAMES, 'all'])})")
     records, studies = collected(store)
     rows: list[dict[str, Any]] = []
     for one in tables.NAMES if name == "all" else (name,):
@@ -219,14 +211,15 @@ def theory(
 
     Why initialization is remembered, and what erases it.
     """
-    from initmem.paper.reference import imbalance_of
+    from initmem.paper.reference import stated
     from initmem.plots.columns import THEORY
     from initmem.theory.show import PARTS
     from initmem.theory.show import show as rows_of
 
     rows = rows_of(name, output=output)
     if name == "fig9":
-        rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in rows]
+        for row in rows:
+            row["paper"] = stated("imbalance", panel=row["panel"], eta=row["eta"]).get("D")
     if as_json:
         print_json(f"theory.{name}", rows)
         return

@@ -108,28 +108,17 @@ def observations() -> list[Observation]:
     return list(seen.values())
 
 
-def _rows(table: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table of the published values other than measurements, a list spelled out."""
-    return (row for rows in _content()[table] for row in _product(rows))
-
-
-def settings_of(optimizer: str) -> dict[str, Any]:
-    """The published settings of an optimizer in the main grid; none for one that the paper does not use."""
-    return next((row for row in _rows("setting") if row["optimizer"] == optimizer), {})
-
-
 def clock_of(recipe: AnyRecipe, clock: str) -> float | None:
     """The published value of a clock, for exactly this recipe at its full size."""
     rows = (row for row in _content()["clock"] if row["clock"] == clock)
     return next((row["value"] for row in rows if Recipe.parse(row["recipe"]) == recipe), None)
 
 
-def millions_of(model: str) -> float | None:
-    """The published number of parameters of a network, in millions."""
-    return next((row["millions"] for row in _rows("parameters") if row["model"] == model), None)
+def stated(table: str, **of: Any) -> dict[str, Any]:
+    """The row with these values in a table of what was published besides measurements and clocks.
 
-
-def imbalance_of(panel: str, eta: float) -> float | None:
-    """The published imbalance D at the end of a trajectory of figure 9."""
-    rows = _rows("imbalance")
-    return next((row["D"] for row in rows if (row["panel"], row["eta"]) == (panel, eta)), None)
+    The tables are `setting`, of an optimizer in the main grid, `parameters`, of a model in millions, and
+    `imbalance`, D at the end of a trajectory of figure 9. Without such a row it is empty.
+    """
+    rows = (row for rows in _content()[table] for row in _product(rows))
+    return next((row for row in rows if of.items() <= row.items()), {})

@@ -32,7 +32,7 @@ from initmem.paper.fields import (
     tau_interp,
     tenths,
 )
-from initmem.paper.reference import settings_of
+from initmem.paper.reference import stated
 from initmem.paper.selection import Line, Records, Studies, name_of, select, wanted_first
 from initmem.plots.styles import GUIDE
 from initmem.recipe import Recipe
@@ -123,7 +123,7 @@ def _settings(recipe: Recipe) -> tuple[Value, ...]:
 
 def _unlike_published(recipe: Recipe) -> str:
     """In what a recipe of the main grid differs from the published settings; nothing for other recipes."""
-    paper = settings_of(recipe.optimizer)
+    paper = stated("setting", optimizer=recipe.optimizer)
     if not paper or (recipe.learning_rate, recipe.l2) != (paper["learning_rate"], 0.0):
         return ""
     differ = {name: value for name, value in paper.items() if getattr(recipe, name) != value}
