@@ -54,20 +54,16 @@ def lines_table(
     published = sorted({item.n_scales for item in items if item and item.n_scales})
     scales = f"over {' or '.join(map(str, published))} scales; measured: over {len(grid)}"
     has_published = any(row[i] for row in rows for i in from_paper)
-    facts = {
-        "Published spreads": scales if reference and grid and published else "",
-        **grids.origin(study.selection, lines),
-    }
     every_note = [
-        SPREAD if grid else "",
+        *[SPREAD] * bool(grid),
         *notes,
-        NO_VALUES if reference and not has_published else "",
-        *(f"{name}: {text}" for name, text in facts.items() if text),
+        *[NO_VALUES] * (reference and not has_published),
+        *[f"Published spreads: {scales}"] * bool(reference and grid and published),
+        *(f"{name}: {text}" for name, text in grids.origin(study.selection, lines).items() if text),
         *study.notes,
     ]
     columns = [Column(field.title, field.kind, field.about, field.unit) for field in parts[0]]
-    told = [note for note in every_note if note]
-    return paper_table(title, columns, rows, told, grids.missing(lines), group, name=where.capitalize())
+    return paper_table(title, columns, rows, every_note, grids.missing(lines), group, name=where.capitalize())
 
 
 def paper_table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ class Reference(NamedTuple):
     """One published value, and the recipes that it was published for."""
 
     study: str
-    recipes: tuple[Recipe, ...]
+    recipes: Sequence[Recipe]
     quantity: str  # spread, test, train, gap, beta, tau_best or tau_interp
     value: float
     unit: str
-    shown: tuple[str, ...]  # "figure 4", "table 4", ...
+    shown: Sequence[str]  # "figure 4", "table 4", ...
     relation: str = "="
     scale: float | None = None
     n_scales: int | None = None  # of a spread: more scales, larger spread
@@ -56,13 +56,10 @@ def _content() -> Mapping[str, list[dict[str, Any]]]:
 @cache
 def references() -> tuple[Reference, ...]:
     """All published values that were measured."""
-    return tuple(_reference(row) for row in _content()["value"])
-
-
-def _reference(row: Mapping[str, Any]) -> Reference:
-    fields = dict(row)
-    recipes, shown = tuple(map(Recipe.parse, _product(fields.pop("recipe")))), tuple(fields.pop("shown"))
-    return Reference(recipes=recipes, shown=shown, **fields)
+    rows = _content()["value"]
+    return tuple(
+        Reference(**row | {"recipes": [*map(Recipe.parse, _product(row["recipes"]))]}) for row in rows
+    )
 
 
 def _product(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.errors import ConfigError, allowed
 from initmem.plots.model import Plot
+from initmem.store.encoding import plain_values
 from initmem.theory import diagonal, figure9, propositions, resetting
 
 Rows = list[dict[str, Any]]
@@ -72,7 +72,5 @@ def show(name: str, *, seed: int = 0, output: Path | None = None) -> Rows:
         data = part.compute(seed)
         figure, _ = renderer.draw(part.plot(data))
         renderer.save(figure, output)
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        for row in part.rows(data)
-    ]
+    rows: Rows = plain_values(part.rows(data))
+    return rows
