@@ -102,21 +102,17 @@ class Selection:
 
     def line(self, key: Key, label: str, style: Style) -> Line:
         """The line of a cell, whether or not there are runs."""
-        records, name = self.cells.get(key, []), name_of(self.fields, key)
-        if records:
-            recipe = records[0].run.recipe.network
-            return Line(key, label, style, name, recipe, records, self._expected(records))
-        # Not validated: what is wanted of every store need not be allowed with every network.
-        recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
-        return Line(key, label, style, name, recipe, [], {})
-
-    def _expected(self, records: Sequence[RunRecord]) -> dict[float, int]:
-        """Without a study: at every scale that most cells have, as many seeds as the fullest has."""
-        n = Counter(record.run.scale for record in records)
-        asked = self.asked.get(records[0].run.recipe)
-        if asked is None:
+        name, records = name_of(self.fields, key), self.cells.get(key, [])
+        if not records:
+            # Not validated: what is wanted of every store need not be allowed with every network.
+            recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
+            return Line(key, label, style, name, recipe, [], {})
+        recipe, n = records[0].run.recipe.network, Counter(record.run.scale for record in records)
+        asked = self.asked.get(recipe)
+        if asked is None:  # no study: at every scale that most cells have, as many seeds as the fullest has
             asked = Counter(dict.fromkeys(usual_grid(self.cells.values()), max(n.values())))
-        return {scale: max(asked[scale], n[scale]) for scale in sorted(asked.keys() | n.keys())}
+        expected = {scale: max(asked[scale], n[scale]) for scale in sorted(asked.keys() | n.keys())}
+        return Line(key, label, style, name, recipe, records, expected)
 
 
 def select(
@@ -194,9 +190,9 @@ def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:
     asked: dict[AnyRecipe, set[tuple[float, int]]] = {}
     for study in studies:
         for recipe in study.recipes:
-            main = [run for run in study.runs(recipe) if run.pins == study.pins and run.perturbation == 1.0]
-            asked.setdefault(recipe, set()).update((run.scale, run.seed) for run in main)
-    return {recipe: Counter(scale for scale, _ in pairs) for recipe, pairs in asked.items() if pairs}
+            main = {(scale, seed) for scale, _ in study.levels for seed in study.seeds_of(recipe)}
+            asked.setdefault(recipe, set()).update(main)
+    return {recipe: Counter(scale for scale, _ in pairs) for recipe, pairs in asked.items()}
 
 
 # -- names and axes ---------------------------------------------------------------------------------------
