@@ -12,18 +12,7 @@ import typer
 
 import initmem
 from initmem.cli import base
-from initmem.cli.base import (
-    app,
-    argument,
-    flag,
-    option,
-    output_file,
-    print_help,
-    print_json,
-    say,
-    show,
-    show_rows,
-)
+from initmem.cli.base import app, argument, flag, option, output_file, print_json, say, show
 from initmem.errors import ConfigError, allowed, first_of
 
 MISSING_SHOWN = 3  # of the runs that a figure or table lacks
@@ -42,7 +31,7 @@ def models(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
     if as_json:
         print_json("models", rows)
     else:
-        show_rows("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS)
+        base.show_rows("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS)
 
 
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
@@ -53,7 +42,7 @@ OWN = "FILE.npz with x and y, or x_train, y_train, x_test and y_test; text:LENGT
 
 @data_app.callback(invoke_without_command=True)
 def _without_command(context: typer.Context) -> None:
-    print_help(context)
+    base.print_help(context)
 
 
 @data_app.command("list")
@@ -74,7 +63,7 @@ def list_data(plugins: base.Plugins = None, as_json: base.AsJson = False) -> Non
     if as_json:
         print_json("data.list", rows)
         return
-    show_rows("Datasets", rows, DATASETS)
+    base.show_rows("Datasets", rows, DATASETS)
     say(f"also synthetic:NxCxHxW, modular-addition:MODULUS:FRACTION, text:LENGTH; your own: {OWN}")
 
 
@@ -224,7 +213,7 @@ def theory(
         print_json(f"theory.{name}", rows)
         return
     cells = [{key: "-" if row[key] is None else row[key] for key in row if key in THEORY} for row in rows]
-    show_rows(PARTS[name].title, cells, THEORY)
+    base.show_rows(PARTS[name].title, cells, THEORY)
     if output is not None:
         say(f"picture: {output}")
 

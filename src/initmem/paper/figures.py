@@ -22,16 +22,7 @@ from initmem.measures.memory import memory_table
 from initmem.paper import grids
 from initmem.paper.reference import find, memory_of
 from initmem.paper.selection import Key, Line, Records, Selection, Studies
-from initmem.plots.builders import (
-    BETA,
-    CLOCK_TITLES,
-    beta_plot,
-    clocks_plot,
-    layers_plot,
-    memory_plot,
-    scale_plot,
-    tradeoff_plot,
-)
+from initmem.plots import builders
 from initmem.plots.model import (
     SIGMA,
     AnyPanel,
@@ -376,8 +367,8 @@ def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) 
         series = _drawn(lines, lambda line: beta_series(beta_curve(line.records), clock))
         of_sgd = any(line.recipe.optimizer == "sgd" and not line.recipe.l2 for line in lines)
         level = item.value if item and of_sgd else None
-        x_title = CLOCK_TITLES[clock] if clock else "epoch"
-        made = Panel(title, x_title, BETA, series, log_x=clock is not None, log_y=True)
+        x_title = builders.CLOCK_TITLES[clock] if clock else "epoch"
+        made = Panel(title, x_title, builders.BETA, series, log_x=clock is not None, log_y=True)
         return made._replace(void="batch norm was cold in all epochs", published_level=level)
 
     rows, top = [], []
@@ -441,10 +432,10 @@ def _in_order(plot: Callable[..., Plot], records: Records, studies: Studies) -> 
 
 
 OF_ANY_RECIPE: dict[str, Callable[[Records, Studies], Plot]] = {
-    "scale": partial(_in_order, scale_plot),
-    "memory": partial(_of_memories, memory_plot),
-    "tradeoff": partial(_of_memories, tradeoff_plot),
-    "beta": partial(_in_order, beta_plot),
-    "clocks": partial(_in_order, clocks_plot),
-    "layers": partial(_in_order, layers_plot),
+    "scale": partial(_in_order, builders.scale_plot),
+    "memory": partial(_of_memories, builders.memory_plot),
+    "tradeoff": partial(_of_memories, builders.tradeoff_plot),
+    "beta": partial(_in_order, builders.beta_plot),
+    "clocks": partial(_in_order, builders.clocks_plot),
+    "layers": partial(_in_order, builders.layers_plot),
 }

@@ -44,10 +44,11 @@ class Line:
     records: list[RunRecord]
     expected: dict[float, int]  # how many seeds there should be at every scale, in ascending order
 
-    def at(self, scale: float) -> Line:
-        """The same line at a single scale."""
-        records = [record for record in self.records if record.run.scale == scale]
-        return replace(self, records=records, expected={s: n for s, n in self.expected.items() if s == scale})
+    def at(self, *scales: float) -> Line:
+        """The same line at some of its scales."""
+        records = [record for record in self.records if record.run.scale in scales]
+        expected = {scale: n for scale, n in self.expected.items() if scale in scales}
+        return replace(self, records=records, expected=expected)
 
     def missing(self) -> list[str]:
         """What the line lacks, in at most one sentence: scales without runs, seeds that are not there."""
