@@ -262,13 +262,13 @@ def _from_checkout() -> Any:
 
 def output_path(output: Path | None, default: str, *, several: bool) -> Path:
     """The file to write: in the given directory for `all`, else the given file."""
+    from initmem.files import explained
+
     if not several:
         return output or Path(default)
     folder = output or Path()
-    try:
+    with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
     return folder / default
 
 

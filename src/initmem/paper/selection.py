@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from initmem.labels import label, phrase
+from initmem.labels import SILENT, label, phrase
 from initmem.measures.design import by_recipe, plain
 from initmem.plots.model import Style
 from initmem.plots.series import usual_grid
@@ -29,7 +29,6 @@ Studies = Sequence[Study]
 # What a preset changes; the remaining fields are the procedure that a figure is about.
 SIZE = SIZE_FIELDS | {"dataset"}
 RATES = ("learning_rate", "l2")  # an optimizer may have its own
-SILENT = (("l2", 0.0), ("augment", "none"))  # names leave these out
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:
 def name_of(fields: Sequence[str], key: Key) -> str:
     """A cell in words: sgd b16 lr=0.01; no L2 and no augmentation go without saying."""
     values = dict(zip(fields, key, strict=True))
-    shown = [name for name, value in values.items() if (name, value) not in SILENT]
+    shown = [name for name, value in values.items() if (name, value) not in SILENT.items()]
     return label(Recipe.model_construct(**values), shown)  # a name needs no complete recipe
 
 
