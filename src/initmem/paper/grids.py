@@ -174,7 +174,6 @@ class Family(NamedTuple):
     title: str
     fields: tuple[str, ...]
     wanted: tuple[Key, ...]
-    ignore: tuple[str, ...] = ()
 
     def label(self, kind: Key) -> str:
         """One of them in words: layer norm, no augmentation."""
@@ -186,7 +185,6 @@ DEPTHS = Family(
     title="network",
     fields=("model",),
     wanted=(("resnet9",), ("resnet9-avgpool",), ("resnet56",), ("resnet110",)),
-    ignore=("patience",),
 )
 NORMS = Family(
     title="normalization and augmentation",
@@ -199,7 +197,7 @@ def pairs(records: Records, studies: Studies, family: Family) -> Lines:
     """A panel for SGD and Adam at each batch size; others only where several kinds were run with them."""
     fields = (*family.fields, "optimizer", "batch_size")
     wanted = [(*kind, name, b) for kind in family.wanted for name in PAIR for b in BATCHES]
-    selection = select(records, studies, fields, wanted, ignore=family.ignore)
+    selection = select(records, studies, fields, wanted)
     kinds_of: dict[str, set[Key]] = {}
     for *kind, name, _ in selection.cells:
         kinds_of.setdefault(name, set()).add(tuple(kind))

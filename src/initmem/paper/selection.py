@@ -121,17 +121,15 @@ def select(
     fields: Sequence[str],
     wanted: Iterable[Key],
     *,
-    ignore: Sequence[str] = (),
     own_rates: bool = False,
 ) -> Selection:
     """Arrange records by `fields` in the setting that covers most of `wanted`.
 
-    Ties go to the setting whose procedure is nearest to the defaults, then to more runs.
-    Fields of `ignore` may differ between cells, as patience does between networks. With `own_rates`, where
-    the first field is the optimizer, one that has no run in the setting at all is shown with the learning
-    rate and L2 that it has, and a note says so.
+    Ties go to the setting whose procedure is nearest to the defaults, then to more runs. Networks may differ
+    in patience. With `own_rates`, where the first field is the optimizer, one that has no run in the setting
+    at all is shown with the learning rate and L2 that it has, and a note says so.
     """
-    without = [*fields, *ignore]
+    without = [*fields, *["patience"] * ("model" in fields)]
     settings: dict[Setting, Cells] = {}
     for recipe, group in by_recipe(records).items():
         usable = [record for record in plain(group) if record.status != "crashed"]
@@ -149,7 +147,7 @@ def select(
     chosen, *rest = sorted(settings, key=rank) or [()]
     cells, others = settings.get(chosen, {}), {setting: settings[setting] for setting in rest}
     notes = _add_own_rates(cells, chosen, others) if own_rates else []
-    hidden = sum(len(group) for found in others.values() for key, group in found.items() if key in goal)
+    hidden = sum(len(group) for other in others.values() for key, group in other.items() if key in goal)
     notes += [f"Not shown: {hidden} runs that differ in other fields"] if hidden else []
     crashed = [record.run.recipe for record in records if record.status == "crashed"]
     lost = sum(setting_of(recipe, without) == chosen for recipe in crashed)
@@ -169,10 +167,10 @@ def _add_own_rates(cells: Cells, chosen: Setting, others: Mapping[Setting, Cells
     What is returned are notes: the learning rate and L2 of every optimizer, where these differ.
     """
     origin = {key[0]: chosen for key in cells}  # the setting of each optimizer
-    for setting, found in others.items():
+    for setting, other in others.items():
         if _without_rates(setting) == _without_rates(chosen):
-            own = [key for key in found if origin.setdefault(key[0], setting) == setting]
-            cells.update({key: found.pop(key) for key in own})
+            own = [key for key in other if origin.setdefault(key[0], setting) == setting]
+            cells.update({key: other.pop(key) for key in own})
     differing = {name for setting in origin.values() for name, _ in set(setting) ^ set(chosen)}
     names: dict[str, list[str]] = {}
     for optimizer, recipe in {key[0]: group[0].run.recipe for key, group in cells.items()}.items():
