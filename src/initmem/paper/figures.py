@@ -208,8 +208,7 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
     scales = dict.fromkeys(grid.selection.scales(), 0)  # also where a line was not asked for
 
     def by_scale(line: Line, metric: str) -> Series:
-        cells = profile_series(line.records, metric, scales | line.expected)
-        return cells.named(line.label, line.style)
+        return profile_series(line.records, metric, scales | line.expected).named(line.label, line.style)
 
     maps = []
     for (b, _), lines in grid.panels.items():
@@ -217,8 +216,7 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
         crossed = [[y < 100 * INTERPOLATION for y in by_scale(line, "train_accuracy").y] for line in lines]
         beside = _spreads("figure 2", f"b = {b}", lines).rows if reference else ()
         maps.append(Heatmap(f"b = {b}", SIGMA, "test accuracy (%)", tests, (0.0, 100.0), crossed, beside))
-    values = [y for panel in maps for row in panel.rows for y in row.known()]
-    limits = _color_limits(values)
+    limits = _color_limits([y for panel in maps for row in panel.rows for y in row.known()])
     maps = [panel._replace(limits=limits) for panel in maps]
     full = [panel for panel in maps if panel.has_runs()]
     empty = [panel for panel in maps if not panel.has_runs()]
