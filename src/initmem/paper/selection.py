@@ -73,7 +73,6 @@ class Selection:
     setting: Setting
     notes: list[str]  # what could have been shown instead
     studies: Studies
-    asked: Mapping[AnyRecipe, Counter[float]]  # how many seeds the studies ask for, by scale
 
     def axis(self, field: str) -> list[Any]:
         """The values of one axis for which there are records, in order of appearance."""
@@ -84,11 +83,17 @@ class Selection:
         """One of the recipes shown; None without runs."""
         return next((records[0].run.recipe.network for records in self.cells.values()), None)
 
+    def asked(self, recipe: AnyRecipe) -> Counter[float]:
+        """How many seeds of a recipe the studies ask for, by scale; none if it is in no study."""
+        studies = [study for study in self.studies if recipe in study.recipes]
+        runs = {(scale, seed) for s in studies for seed in s.seeds_of(recipe) for scale, _ in s.levels}
+        return Counter(scale for scale, _ in runs)
+
     def scales(self) -> list[float]:
         """All scales that were run or asked for."""
         groups = self.cells.values()
         run = {record.run.scale for group in groups for record in group}
-        return sorted(run.union(*(self.asked.get(group[0].run.recipe, ()) for group in groups)))
+        return sorted(run.union(*(self.asked(group[0].run.recipe) for group in groups)))
 
     def batch_sizes(self, wanted: Sequence[int]) -> list[int]:
         """The batch sizes to show: those wanted; and all there are, where a wanted one has no runs."""
@@ -108,8 +113,8 @@ class Selection:
             recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
             return Line(key, label, style, name, recipe, [], {})
         recipe, n = records[0].run.recipe.network, Counter(record.run.scale for record in records)
-        asked = self.asked.get(recipe)
-        if asked is None:  # no study: at every scale that most cells have, as many seeds as the fullest has
+        asked = self.asked(recipe)
+        if not asked:  # no study: at every scale that most cells have, as many seeds as the fullest has
             asked = Counter(dict.fromkeys(usual_grid(self.cells.values()), max(n.values())))
         expected = {scale: max(asked[scale], n[scale]) for scale in sorted(asked.keys() | n.keys())}
         return Line(key, label, style, name, recipe, records, expected)
@@ -152,7 +157,7 @@ def select(
     crashed = [record.run.recipe for record in records if record.status == "crashed"]
     lost = sum(setting_of(recipe, without) == chosen for recipe in crashed)
     notes += [f"{lost} runs crashed"] if lost else []
-    return Selection(tuple(fields), cells, chosen, notes, studies, _asked_for(studies))
+    return Selection(tuple(fields), cells, chosen, notes, studies)
 
 
 def setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
@@ -181,16 +186,6 @@ def _add_own_rates(cells: Cells, chosen: Setting, others: Mapping[Setting, Cells
 
 def _without_rates(setting: Setting) -> Setting:
     return tuple(item for item in setting if item[0] not in RATES)
-
-
-def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:
-    """How many seeds the studies ask for, by recipe and scale."""
-    asked: dict[AnyRecipe, set[tuple[float, int]]] = {}
-    for study in studies:
-        for recipe in study.recipes:
-            main = {(scale, seed) for scale, _ in study.levels for seed in study.seeds_of(recipe)}
-            asked.setdefault(recipe, set()).update(main)
-    return {recipe: Counter(scale for scale, _ in pairs) for recipe, pairs in asked.items()}
 
 
 # -- names and axes ---------------------------------------------------------------------------------------
