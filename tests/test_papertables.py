@@ -10,7 +10,7 @@ import pytest
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import tables as papertables
-from initmem.paper.fields import mean_of, paper_table
+from initmem.paper.tables import mean_of, paper_table
 from initmem.plots.tables import latex_escape, render
 from initmem.recipe import Recipe
 from initmem.record import RunRecord

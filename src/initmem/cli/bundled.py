@@ -12,18 +12,7 @@ import typer
 
 import initmem
 from initmem.cli import base
-from initmem.cli.base import (
-    app,
-    argument,
-    flag,
-    option,
-    output_file,
-    print_help,
-    print_json,
-    say,
-    show,
-    show_rows,
-)
+from initmem.cli.base import app, argument, flag, option, output_file, print_json, say, show
 from initmem.errors import ConfigError, allowed, first_of
 
 MISSING_SHOWN = 3  # of the runs that a figure or table lacks
@@ -33,16 +22,16 @@ MISSING_SHOWN = 3  # of the runs that a figure or table lacks
 def models(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
     """List the networks, their sizes and their options."""
     from initmem import register
-    from initmem.paper.reference import millions_of
+    from initmem.paper.reference import stated
     from initmem.plots.columns import MODELS
     from initmem.train.modules import catalogue
 
     register.load(plugins or ())
-    rows = [row | {"paper": millions_of(str(row["name"]))} for row in catalogue()]
+    rows = [row | {"paper": stated("parameters", model=row["name"]).get("millions")} for row in catalogue()]
     if as_json:
         print_json("models", rows)
     else:
-        show_rows("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS)
+        base.show_rows("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS)
 
 
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
@@ -53,7 +42,7 @@ OWN = "FILE.npz with x and y, or x_train, y_train, x_test and y_test; text:LENGT
 
 @data_app.callback(invoke_without_command=True)
 def _without_command(context: typer.Context) -> None:
-    print_help(context)
+    base.print_help(context)
 
 
 @data_app.command("list")
@@ -74,7 +63,7 @@ def list_data(plugins: base.Plugins = None, as_json: base.AsJson = False) -> Non
     if as_json:
         print_json("data.list", rows)
         return
-    show_rows("Datasets", rows, DATASETS)
+    base.show_rows("Datasets", rows, DATASETS)
     say(f"also synthetic:NxCxHxW, modular-addition:MODULUS:FRACTION, text:LENGTH; your own: {OWN}")
 
 
@@ -107,10 +96,7 @@ def get_data(
         problem = f"dataset {name!r} needs no download" if name in DATASETS else f"no dataset {name!r}"
         raise DataError(f"{problem} ({allowed(offered, name)}; your own: {OWN})")
     folder = fetch(name, source=source)
-    if as_json:
-        print_json("data.get", [{"dataset": name, "place": folder}])
-    else:
-        say(f"{name}: {folder}")
+    base.answer("data.get", [{"dataset": name, "place": folder}], f"{name}: {folder}", as_json=as_json)
 
 
 def figure_names(incomplete: str) -> list[str]:
@@ -145,11 +131,11 @@ def figure(
     from initmem.plots.matplotlib import check
     from initmem.store.results import collected
 
+    if name != "all" and output is not None and output.suffix:
+        check(output)
     records, studies, *_ = collected(stores)
     if recipes is not None:
         records = figures.matching(records, studies, recipes)
-    if name != "all" and output is not None and output.suffix:
-        check(output)
     if name == "all":
         plots = figures.available(records, studies, reference)
     else:
@@ -160,8 +146,8 @@ def figure(
         path = output_path(output, default, several=name == "all")
         figures.draw(plot, path, captioned=captioned)
         missing, notes = list(plot.missing), list(plot.notes)
-        rows.append({"figure": one, "file": str(path), "missing": missing, "notes": notes})
-        rows[-1]["series"] = plot.data()
+        row = {"figure": one, "file": str(path), "missing": missing, "notes": notes}
+        rows.append(row | {"series": plot.data()})
         if not as_json:
             say(f"figure {one}: {path}{missing_in_words(missing)}")
             for note in notes:
@@ -187,8 +173,6 @@ def table(
     from initmem.plots.tables import render
     from initmem.store.results import collected
 
-    if name not in (*tables.NAMES, "all"):
-        raise ConfigError(f"table {name!r} ({allowed([*tables.NAMES, 'all'])})")
     records, studies, *_ = collected(store)
     rows: list[dict[str, Any]] = []
     for one in tables.NAMES if name == "all" else (name,):
@@ -219,19 +203,20 @@ def theory(
 
     Why initialization is remembered, and what erases it.
     """
-    from initmem.paper.reference import imbalance_of
+    from initmem.paper.reference import stated
     from initmem.plots.columns import THEORY
     from initmem.theory.show import PARTS
     from initmem.theory.show import show as rows_of
 
     rows = rows_of(name, output=output)
     if name == "fig9":
-        rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in rows]
+        for row in rows:
+            row["paper"] = stated("imbalance", panel=row["panel"], eta=row["eta"]).get("D")
     if as_json:
         print_json(f"theory.{name}", rows)
         return
     cells = [{key: "-" if row[key] is None else row[key] for key in row if key in THEORY} for row in rows]
-    show_rows(PARTS[name].title, cells, THEORY)
+    base.show_rows(PARTS[name].title, cells, THEORY)
     if output is not None:
         say(f"picture: {output}")
 
@@ -280,13 +265,13 @@ def _from_checkout() -> Any:
 
 def output_path(output: Path | None, default: str, *, several: bool) -> Path:
     """The file to write: in the given directory for `all`, else the given file."""
+    from initmem.files import explained
+
     if not several:
         return output or Path(default)
     folder = output or Path()
-    try:
+    with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
     return folder / default
 
 

@@ -69,12 +69,23 @@ def export(results: Results, to: str, output: str | None = None) -> Exported:
 
 
 class NamedRun(NamedTuple):
-    """A record, the readable names of its recipe and run, and the studies that contain it."""
+    """A record, the readable name of its recipe, and the studies that contain it."""
 
     record: RunRecord
     recipe: str
-    name: str
     studies: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run among those of its recipe: its scale or intervention, and its seeds."""
+        run = self.record.run
+        parts = [
+            str(run.level) if run.intervention else f"scale={run.scale!r}",
+            f"seed={run.seed}",
+            *(f"{role}={seed}" for role, seed in run.pins),
+            *[f"perturbation={run.perturbation:g}"] * (run.perturbation != 1.0),
+        ]
+        return " ".join(parts)
 
     @property
     def settings(self) -> dict[str, Value | None]:
@@ -122,18 +133,8 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
     for label, group in labelled(records, recipes_of(studies)).items():
         for record in group:
             containing = tuple(title for title, ids in requested.items() if record.id in ids)
-            runs.append(NamedRun(record, label, _name(record), containing))
+            runs.append(NamedRun(record, label, containing))
     return runs, damaged
-
-
-def _name(record: RunRecord) -> str:
-    run = record.run
-    parts = [
-        str(run.level) if run.intervention else f"scale={run.scale!r}",
-        f"seed={run.seed}",
-        *(f"{role}={seed}" for role, seed in run.pins),
-    ]
-    return " ".join(parts + ([f"perturbation={run.perturbation:g}"] if run.perturbation != 1.0 else []))
 
 
 def present(values: Mapping[str, T | None]) -> dict[str, T]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from initmem.errors import ConfigError
 from initmem.export import NamedRun, plain, plain_names, present
 from initmem.files import write_output
-from initmem.record import RunRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -189,37 +188,27 @@ def _hand_over(named: NamedRun, project: str, folder: Path) -> Path:
     import wandb
 
     record = named.record
-    options = wandb.Settings(
+    settings = wandb.Settings(
         mode="offline", silent=True, console="off", disable_code=True, disable_git=True,
         x_disable_machine_info=True, x_disable_stats=True, x_save_requirements=False,
     )  # fmt: skip
-    run = wandb.init(
-        project=project,
-        dir=folder,
-        id=record.id,
-        group=named.recipe,
-        name=f"{named.recipe} {named.name}",
-        config=_config(named),
-        notes=record.error,
-        tags=[record.status],
-        reinit="create_new",
-        settings=options,
-    )
-    _log_epochs(run, record)
+    about = {"dir": folder, "id": record.id, "notes": record.error, "tags": [record.status]}
+    run = _with_epochs(wandb, named, project, {}, **about, reinit="create_new", settings=settings)
     run.summary.update(named.summary)
     home = Path(run.dir).parent
     run.finish(exit_code=1 if record.status == "crashed" else 0)
     return home
 
 
-def _config(named: NamedRun) -> dict[str, Any]:
-    return present(named.settings) | {f"provenance_{k}": v for k, v in named.provenance.items()}
-
-
-def _log_epochs(run: Any, record: RunRecord) -> None:
-    columns = plain(record.history)
-    for epoch in range(record.summary.epochs):
+def _with_epochs(tracker: Any, named: NamedRun, project: str, config: dict[str, Any], **options: Any) -> Any:
+    """A run with all of its epochs, by the calls that wandb and Trackio have in common; it is still open."""
+    settings = present(named.settings) | {f"provenance_{k}": v for k, v in named.provenance.items()}
+    name = f"{named.recipe} {named.name}"
+    run = tracker.init(project=project, name=name, group=named.recipe, config=settings | config, **options)
+    columns = plain(named.record.history)
+    for epoch in range(named.record.summary.epochs):
         run.log({name: float(column[epoch]) for name, column in columns.items()}, step=epoch + 1)
+    return run
 
 
 # -- Trackio, which has the calls of wandb ----------------------------------------------------------------
@@ -249,17 +238,9 @@ def write_trackio(runs: Sequence[NamedRun], output: str) -> int:
                         left.delete()
             for named in new:
                 record = named.record
-                run = trackio.init(
-                    project=project,
-                    name=f"{named.recipe} {named.name}",
-                    group=named.recipe,
-                    config=_config(named)
-                    | present({"run": record.id, "status": record.status, "error": record.error}),
-                    embed=False,
-                    auto_log_gpu=False,
-                    auto_log_cpu=False,
-                )
-                _log_epochs(run, record)
+                about = present({"run": record.id, "status": record.status, "error": record.error})
+                quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+                run = _with_epochs(trackio, named, project, about, **quiet)
                 run.log(named.summary, step=record.summary.epochs)
                 trackio.finish()
                 (done / record.id).touch()

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, StoreError, allowed
-from initmem.measures.beta import BetaCurve, beta_curve
+from initmem.measures.beta import beta_curve
 from initmem.measures.design import bundled, labelled
 from initmem.measures.fit import fit
 from initmem.measures.memory import memory_table
 from initmem.paper import grids
 from initmem.paper.reference import find, memory_of
 from initmem.paper.selection import Key, Line, Records, Selection, Studies
-from initmem.plots.builders import (
-    BETA,
-    CLOCK_TITLES,
-    beta_plot,
-    clocks_plot,
-    layers_plot,
-    memory_plot,
-    scale_plot,
-    tradeoff_plot,
-)
+from initmem.plots import builders
 from initmem.plots.model import (
     SIGMA,
     AnyPanel,
@@ -118,26 +110,25 @@ LINES = f"Lines: {MEAN}"
 SPREAD = "Spread: max - min over scales of the mean test accuracy, over seeds that have all scales"
 
 
-def _plot(
-    study: grids.Lines, rows: Sequence[Sequence[AnyPanel]], lines: Sequence[Line] = (), **others: Any
-) -> Plot:
+def _plot(study: grids.Lines, rows: Sequence[Sequence[AnyPanel]], **others: Any) -> Plot:
     """Panels, a legend that names every line once, where the numbers come from, and what is missing."""
-    lines = lines or study.every
     usual = {
-        "origin": grids.origin(study.selection, lines),
-        "legend": [grids.legend(lines)],
-        "missing": grids.missing(lines),
+        "origin": grids.origin(study.selection, study.every),
+        "legend": [grids.legend(study.every)],
+        "missing": grids.missing(study.every),
         "notes": study.notes,
     }
     return Plot(rows, **usual | others)
 
 
+def _drawn(lines: Iterable[Line], series: Callable[[Line], Series]) -> list[Series]:
+    """A series for every line that has runs."""
+    return [series(line).named(line.label, line.style) for line in lines if line.records]
+
+
 def _profiles(lines: Iterable[Line], metric: str) -> list[Series]:
-    """A metric against scale, for every line that has runs."""
-    there = [line for line in lines if line.records]
-    return [
-        profile_series(line.records, metric, line.expected).named(line.label, line.style) for line in there
-    ]
+    """A metric against scale."""
+    return _drawn(lines, lambda line: profile_series(line.records, metric, line.expected))
 
 
 def _marks(where: str, lines: Iterable[Line]) -> list[Series]:
@@ -167,20 +158,17 @@ def plot_scales(records: Records, studies: Studies, *, reference: bool = False) 
     """Figure 1: rows are batch sizes, columns the accuracy gap, the test accuracy and the kernel norm."""
     grid = grids.main_grid(records, studies, grids.BATCHES, every_batch=False)
     rows: list[list[AnyPanel]] = []
+
+    def gap(line: Line) -> Series:
+        return scale_series(line.records, accuracy_gap, line.expected, (-100.0, 100.0))
+
     for (b, _), lines in grid.panels.items():
         title = f"b = {b}"
-        gaps = [
-            scale_series(line.records, accuracy_gap, line.expected, (-100.0, 100.0)).named(
-                line.label, line.style
-            )
-            for line in lines
-            if line.records
-        ]
         marks = _marks("figure 1", lines) if reference else ()
         tests, norms = _profiles(lines, "test_accuracy"), _profiles(lines, "norm_best")
         rows.append(
             [
-                Panel(title, SIGMA, "train − test accuracy (pp)", gaps),
+                Panel(title, SIGMA, "train − test accuracy (pp)", _drawn(lines, gap)),
                 Panel(title, SIGMA, "test accuracy (%)", tests, published=marks, top=100),
                 Panel(title, SIGMA, "kernel norm ‖W‖", norms, guides=[_initial_norm(lines)] if norms else []),
                 *([_spreads("figure 1", title, lines)] if reference else []),
@@ -217,29 +205,17 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
     """Figure 2: test accuracy, optimizer x scale, a map per batch size, two in a row."""
     grid = grids.main_grid(records, studies)
     scales = dict.fromkeys(grid.selection.scales(), 0)  # also where a line was not asked for
+
+    def by_scale(line: Line, metric: str) -> Series:
+        return profile_series(line.records, metric, scales | line.expected).named(line.label, line.style)
+
     maps = []
     for (b, _), lines in grid.panels.items():
-        tests, trains = (
-            [
-                profile_series(one.records, metric, scales | one.expected).named(one.label, one.style)
-                for one in lines
-            ]
-            for metric in ("test_accuracy", "train_accuracy")
-        )
-        beside = _spreads("figure 2", f"b = {b}", lines) if reference else None
-        maps.append(
-            Heatmap(
-                title=f"b = {b}",
-                x_title=SIGMA,
-                y_title="test accuracy (%)",
-                rows=tests,
-                limits=(0.0, 100.0),
-                crossed=[[y < 100 * INTERPOLATION for y in row.y] for row in trains],
-                intervals=beside.rows if beside else (),
-            )
-        )
-    values = [y for panel in maps for row in panel.rows for y in row.known()]
-    limits = _color_limits(values)
+        tests = [by_scale(line, "test_accuracy") for line in lines]
+        crossed = [[y < 100 * INTERPOLATION for y in by_scale(line, "train_accuracy").y] for line in lines]
+        beside = _spreads("figure 2", f"b = {b}", lines).rows if reference else ()
+        maps.append(Heatmap(f"b = {b}", SIGMA, "test accuracy (%)", tests, (0.0, 100.0), crossed, beside))
+    limits = _color_limits([y for panel in maps for row in panel.rows for y in row.known()])
     maps = [panel._replace(limits=limits) for panel in maps]
     full = [panel for panel in maps if panel.has_runs()]
     empty = [panel for panel in maps if not panel.has_runs()]
@@ -269,11 +245,8 @@ def plot_interpolation(records: Records, studies: Studies, *, reference: bool = 
     grid = grids.main_grid(records, studies, grids.BATCHES)
     epochs, gaps = [], []
     for (b, _), lines in grid.panels.items():
-        there = [line for line in lines if line.records]
-        medians = [
-            interpolation_series(line.records, line.expected).named(line.label, line.style) for line in there
-        ]
-        last = max((float(line.recipe.epochs) for line in there), default=None)
+        medians = _drawn(lines, lambda line: interpolation_series(line.records, line.expected))
+        last = max((float(line.recipe.epochs) for line in lines if line.records), default=None)
         epochs.append(Panel(f"b = {b}", SIGMA, "interpolation epoch", medians, ceiling=last, log_y=True))
         repairs = _profiles(lines, "repair_gap")
         gaps.append(Panel(f"b = {b}", SIGMA, "repair gap (pp)", repairs, void="99.5% never reached"))
@@ -359,13 +332,9 @@ def plot_pairs(
     for b in study.batches:
         row = [panels[b, name] for name in grids.PAIR]
         if with_spreads:
-            labeled = [(name, line) for name in grids.PAIR for line in study.panels[b, name]]
-            spreads = _spreads(where, f"b = {b}", [line for _, line in labeled])
-            named = [
-                r._replace(label=f"{name}, {r.label}")
-                for (name, _), r in zip(labeled, spreads.rows, strict=True)
-            ]
-            row.append(spreads._replace(rows=named))
+            both = [(name, line) for name in grids.PAIR for line in study.panels[b, name]]
+            named = [replace(line, label=f"{name}, {line.label}") for name, line in both]
+            row.append(_spreads(where, f"b = {b}", named))
         rows.append(row)
     others = dict.fromkeys(name for _, name in panels if name not in grids.PAIR)
     rows += [[panels[b, name] for name in others] for b in study.batches if others]
@@ -390,17 +359,13 @@ def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) 
     decayed = optimizer_style("sgd")._replace(marker="X", dash=":", hollow=True)
     sgd = grid.selection.line(("sgd", 16), "sgd", GUIDE).recipe
     item = find("figure 6", sgd, "beta") if reference else None
-    curves: dict[Any, BetaCurve] = {}
 
     def panel(title: str, lines: Sequence[Line], clock: str | None = None) -> Panel:
-        there = [line for line in lines if line.records]
-        for line in there:
-            curves[line.key] = curves.get(line.key) or beta_curve(line.records)
-        series = [beta_series(curves[line.key], clock).named(line.label, line.style) for line in there]
-        x_title = CLOCK_TITLES[clock] if clock else "epoch"
-        made = Panel(title, x_title, BETA, series, log_x=clock is not None, log_y=True)
+        series = _drawn(lines, lambda line: beta_series(beta_curve(line.records), clock))
         of_sgd = any(line.recipe.optimizer == "sgd" and not line.recipe.l2 for line in lines)
         level = item.value if item and of_sgd else None
+        x_title = builders.CLOCK_TITLES[clock] if clock else "epoch"
+        made = Panel(title, x_title, builders.BETA, series, log_x=clock is not None, log_y=True)
         return made._replace(void="batch norm was cold in all epochs", published_level=level)
 
     rows, top = [], []
@@ -427,9 +392,8 @@ def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) 
     ]
     bottom = [*of_sgd, *of_l2, *of_adam]
     return _plot(
-        grid,
+        grid._replace(panels={(0, ""): top + bottom}),
         [*rows, below],
-        top + bottom,
         legend=[grids.legend(top), grids.legend(bottom)],
         head="Slope β of validation accuracy on initialization scale, against epoch and against the clocks",
         about=[f"Lines: {SLOPE}"],
@@ -465,10 +429,10 @@ def _in_order(plot: Callable[..., Plot], records: Records, studies: Studies) -> 
 
 
 OF_ANY_RECIPE: dict[str, Callable[[Records, Studies], Plot]] = {
-    "scale": partial(_in_order, scale_plot),
-    "memory": partial(_of_memories, memory_plot),
-    "tradeoff": partial(_of_memories, tradeoff_plot),
-    "beta": partial(_in_order, beta_plot),
-    "clocks": partial(_in_order, clocks_plot),
-    "layers": partial(_in_order, layers_plot),
+    "scale": partial(_in_order, builders.scale_plot),
+    "memory": partial(_of_memories, builders.memory_plot),
+    "tradeoff": partial(_of_memories, builders.tradeoff_plot),
+    "beta": partial(_in_order, builders.beta_plot),
+    "clocks": partial(_in_order, builders.clocks_plot),
+    "layers": partial(_in_order, builders.layers_plot),
 }

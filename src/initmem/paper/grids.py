@@ -7,17 +7,17 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
 from initmem.labels import common, phrase
-from initmem.paper.selection import Key, Line, Records, Selection, Studies, name_of, select, wanted_first
+from initmem.paper.selection import Key, Line, Records, Selection, Studies, select, setting_of, wanted_first
 from initmem.plots import styles
 from initmem.plots.builders import machines
 from initmem.plots.model import Entry
 from initmem.plots.series import common_grid
-from initmem.recipe import AnyRecipe
+from initmem.recipe import AnyRecipe, Recipe
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "muon")
 ALL_BATCHES = (16, 32, 64, 128, 256)
@@ -89,13 +89,14 @@ def main_grid(
     batches = sorted({*wanted, *present}) if every_batch else grid.batch_sizes(wanted)
     names = wanted_first(OPTIMIZERS, grid.axis("optimizer"))
     panels = {
-        (b, ""): [grid.line((name, b), name, styles.optimizer_style(name)) for name in names] for b in batches
+        (b, ""): [
+            grid.line((name, b), name, styles.optimizer_style(name))
+            for name in names
+            if name in OPTIMIZERS or (name, b) in grid.cells
+        ]
+        for b in batches
     }
-    shown = {
-        key: [line for line in lines if line.label in OPTIMIZERS or line.records]
-        for key, lines in panels.items()
-    }
-    return Lines(grid, shown, [*grid.notes, *grid.left_out(batches)])
+    return Lines(grid, panels, [*grid.notes, *grid.left_out(batches)])
 
 
 # -- the sweep --------------------------------------------------------------------------------------------
@@ -173,27 +174,22 @@ class Family(NamedTuple):
     title: str
     fields: tuple[str, ...]
     wanted: tuple[Key, ...]
-    label: Callable[[Key], str]
-    ignore: tuple[str, ...] = ()
 
-
-def _norm_label(kind: Key) -> str:
-    norm, augment = kind
-    return f"{norm} norm, {'no augmentation' if augment == 'none' else augment}"
+    def label(self, kind: Key) -> str:
+        """One of them in words: layer norm, no augmentation."""
+        recipe = Recipe.model_construct(**dict(zip(self.fields, kind, strict=True)))
+        return ", ".join(phrase(recipe, name) for name in self.fields)
 
 
 DEPTHS = Family(
     title="network",
     fields=("model",),
     wanted=(("resnet9",), ("resnet9-avgpool",), ("resnet56",), ("resnet110",)),
-    label=lambda kind: name_of(("model",), kind),
-    ignore=("patience",),
 )
 NORMS = Family(
     title="normalization and augmentation",
     fields=("norm", "augment"),
     wanted=(("batch", "flip-crop"), ("layer", "flip-crop"), ("batch", "none")),
-    label=_norm_label,
 )
 
 
@@ -201,7 +197,7 @@ def pairs(records: Records, studies: Studies, family: Family) -> Lines:
     """A panel for SGD and Adam at each batch size; others only where several kinds were run with them."""
     fields = (*family.fields, "optimizer", "batch_size")
     wanted = [(*kind, name, b) for kind in family.wanted for name in PAIR for b in BATCHES]
-    selection = select(records, studies, fields, wanted, ignore=family.ignore)
+    selection = select(records, studies, fields, wanted)
     kinds_of: dict[str, set[Key]] = {}
     for *kind, name, _ in selection.cells:
         kinds_of.setdefault(name, set()).add(tuple(kind))
@@ -227,7 +223,8 @@ def penalized(records: Records, studies: Studies, grid: Selection) -> tuple[Sele
     that is not there, the L2 that acts most."""
     setting = tuple(item for item in grid.setting if item[0] not in SWEPT)
     ours = [r for r in records if r.run.recipe.get("optimizer") == "sgd" and r.run.recipe.get("l2")]
-    selection = select(ours, studies, SWEPT, [], within=setting)
+    alike = [r for r in ours if setting_of(r.run.recipe, SWEPT) == setting]
+    selection = select(alike, studies, SWEPT, [])
     present = {key[:3] for key in selection.cells}
     usual = ("sgd", 1e-2, 1e-2)
     strongest = max(present, key=lambda key: key[1] * key[2], default=usual)

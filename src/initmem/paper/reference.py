@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -23,11 +23,11 @@ class Reference(NamedTuple):
     """One published value, and the recipes that it was published for."""
 
     study: str
-    recipes: tuple[Recipe, ...]
+    recipes: Sequence[Recipe]
     quantity: str  # spread, test, train, gap, beta, tau_best or tau_interp
     value: float
     unit: str
-    shown: tuple[str, ...]  # "figure 4", "table 4", ...
+    shown: Sequence[str]  # "figure 4", "table 4", ...
     relation: str = "="
     scale: float | None = None
     n_scales: int | None = None  # of a spread: more scales, larger spread
@@ -55,13 +55,10 @@ def _content() -> Mapping[str, list[dict[str, Any]]]:
 @cache
 def references() -> tuple[Reference, ...]:
     """All published values that were measured."""
-    return tuple(_reference(row) for row in _content()["value"])
-
-
-def _reference(row: Mapping[str, Any]) -> Reference:
-    fields = dict(row)
-    recipes, shown = tuple(map(Recipe.parse, combinations(fields.pop("recipe")))), tuple(fields.pop("shown"))
-    return Reference(recipes=recipes, shown=shown, **fields)
+    return tuple(
+        Reference(**row | {"recipes": [*map(Recipe.parse, combinations(row["recipes"]))]})
+        for row in _content()["value"]
+    )
 
 
 def find(where: str, recipe: AnyRecipe, quantity: str, scale: float | None = None) -> Reference | None:
@@ -101,28 +98,17 @@ def observations() -> list[Observation]:
     return list(seen.values())
 
 
-def _rows(table: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table of the published values other than measurements, a list spelled out."""
-    return (row for rows in _content()[table] for row in combinations(rows))
-
-
-def settings_of(optimizer: str) -> dict[str, Any]:
-    """The published settings of an optimizer in the main grid; none for one that the paper does not use."""
-    return next((row for row in _rows("setting") if row["optimizer"] == optimizer), {})
-
-
 def clock_of(recipe: AnyRecipe, clock: str) -> float | None:
     """The published value of a clock, for exactly this recipe at its full size."""
     rows = (row for row in _content()["clock"] if row["clock"] == clock)
     return next((row["value"] for row in rows if Recipe.parse(row["recipe"]) == recipe), None)
 
 
-def millions_of(model: str) -> float | None:
-    """The published number of parameters of a network, in millions."""
-    return next((row["millions"] for row in _rows("parameters") if row["model"] == model), None)
+def stated(table: str, **of: Any) -> dict[str, Any]:
+    """The row with these values in a table of what was published besides measurements and clocks.
 
-
-def imbalance_of(panel: str, eta: float) -> float | None:
-    """The published imbalance D at the end of a trajectory of figure 9."""
-    rows = _rows("imbalance")
-    return next((row["D"] for row in rows if (row["panel"], row["eta"]) == (panel, eta)), None)
+    The tables are `setting`, of an optimizer in the main grid, `parameters`, of a model in millions, and
+    `imbalance`, D at the end of a trajectory of figure 9. Without such a row it is empty.
+    """
+    rows = (row for rows in _content()[table] for row in combinations(rows))
+    return next((row for row in rows if of.items() <= row.items()), {})

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from initmem.labels import label, phrase
+from initmem.labels import SILENT, label, phrase
 from initmem.measures.design import by_recipe, plain
 from initmem.plots.model import Style
 from initmem.plots.series import usual_grid
@@ -21,6 +21,7 @@ from initmem.record import RunRecord
 from initmem.study import Study
 
 Key = tuple[Any, ...]  # the values of the axes
+Cells = dict[Key, list[RunRecord]]
 Setting = tuple[tuple[str, Any], ...]  # the fixed fields, as changes from the defaults
 Records = Sequence[RunRecord]
 Studies = Sequence[Study]
@@ -28,8 +29,6 @@ Studies = Sequence[Study]
 # What a preset changes; the remaining fields are the procedure that a figure is about.
 SIZE = SIZE_FIELDS | {"dataset"}
 RATES = ("learning_rate", "l2")  # an optimizer may have its own
-SILENT = (("l2", 0.0), ("augment", "none"))  # names leave these out
-DIGITS = 3  # significant digits of a scale in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,11 @@ class Line:
     records: list[RunRecord]
     expected: dict[float, int]  # how many seeds there should be at every scale, in ascending order
 
-    def at(self, scale: float) -> Line:
-        """The same line at a single scale."""
-        records = [record for record in self.records if record.run.scale == scale]
-        return replace(self, records=records, expected={s: n for s, n in self.expected.items() if s == scale})
+    def at(self, *scales: float) -> Line:
+        """The same line at some of its scales."""
+        records = [record for record in self.records if record.run.scale in scales]
+        expected = {scale: n for scale, n in self.expected.items() if scale in scales}
+        return replace(self, records=records, expected=expected)
 
     def missing(self) -> list[str]:
         """What the line lacks, in at most one sentence: scales without runs, seeds that are not there."""
@@ -69,11 +69,10 @@ class Selection:
     """Records by the values of a figure's axes; all other recipe fields are the same in all cells."""
 
     fields: tuple[str, ...]
-    cells: dict[Key, list[RunRecord]]
+    cells: Cells
     setting: Setting
     notes: list[str]  # what could have been shown instead
     studies: Studies
-    asked: Mapping[AnyRecipe, Counter[float]]  # how many seeds the studies ask for, by scale
 
     def axis(self, field: str) -> list[Any]:
         """The values of one axis for which there are records, in order of appearance."""
@@ -84,11 +83,17 @@ class Selection:
         """One of the recipes shown; None without runs."""
         return next((records[0].run.recipe.network for records in self.cells.values()), None)
 
+    def asked(self, recipe: AnyRecipe) -> Counter[float]:
+        """How many seeds of a recipe the studies ask for, by scale; none if it is in no study."""
+        studies = [study for study in self.studies if recipe in study.recipes]
+        runs = {(scale, seed) for s in studies for seed in s.seeds_of(recipe) for scale, _ in s.levels}
+        return Counter(scale for scale, _ in runs)
+
     def scales(self) -> list[float]:
         """All scales that were run or asked for."""
         groups = self.cells.values()
         run = {record.run.scale for group in groups for record in group}
-        return sorted(run.union(*(self.asked.get(group[0].run.recipe, ()) for group in groups)))
+        return sorted(run.union(*(self.asked(group[0].run.recipe) for group in groups)))
 
     def batch_sizes(self, wanted: Sequence[int]) -> list[int]:
         """The batch sizes to show: those wanted; and all there are, where a wanted one has no runs."""
@@ -102,30 +107,17 @@ class Selection:
 
     def line(self, key: Key, label: str, style: Style) -> Line:
         """The line of a cell, whether or not there are runs."""
-        records, name = self.cells.get(key, []), name_of(self.fields, key)
-        if records:
-            recipe = records[0].run.recipe.network
-            return Line(key, label, style, name, recipe, records, self._expected(records))
-        # Not validated: what is wanted of every store need not be allowed with every network.
-        recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
-        return Line(key, label, style, name, recipe, [], {})
-
-    def _expected(self, records: Sequence[RunRecord]) -> dict[float, int]:
-        """Without a study: at every scale that most cells have, as many seeds as the fullest has."""
-        n = Counter(record.run.scale for record in records)
-        asked = self.asked.get(records[0].run.recipe)
-        if asked is None:
+        name, records = name_of(self.fields, key), self.cells.get(key, [])
+        if not records:
+            # Not validated: what is wanted of every store need not be allowed with every network.
+            recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
+            return Line(key, label, style, name, recipe, [], {})
+        recipe, n = records[0].run.recipe.network, Counter(record.run.scale for record in records)
+        asked = self.asked(recipe)
+        if not asked:  # no study: at every scale that most cells have, as many seeds as the fullest has
             asked = Counter(dict.fromkeys(usual_grid(self.cells.values()), max(n.values())))
-        return {scale: max(asked[scale], n[scale]) for scale in sorted(asked.keys() | n.keys())}
-
-
-class _Candidate(NamedTuple):
-    """The records of one recipe, its cell, and the setting in which it would be shown."""
-
-    recipe: Recipe
-    records: list[RunRecord]
-    key: Key
-    setting: Setting
+        expected = {scale: max(asked[scale], n[scale]) for scale in sorted(asked.keys() | n.keys())}
+        return Line(key, label, style, name, recipe, records, expected)
 
 
 def select(
@@ -134,94 +126,66 @@ def select(
     fields: Sequence[str],
     wanted: Iterable[Key],
     *,
-    ignore: Sequence[str] = (),
-    within: Setting | None = None,
     own_rates: bool = False,
 ) -> Selection:
     """Arrange records by `fields` in the setting that covers most of `wanted`.
 
-    Ties go to the setting whose procedure is nearest to the defaults, then to more runs.
-    Fields of `ignore` may differ between cells, as patience does between networks. `within` fixes the
-    setting beforehand. With `own_rates` an optimizer that has no run in the setting at all is shown with
-    the learning rate and L2 that it has, and a note says so.
+    Ties go to the setting whose procedure is nearest to the defaults, then to more runs. Networks may differ
+    in patience. With `own_rates`, where the first field is the optimizer, one that has no run in the setting
+    at all is shown with the learning rate and L2 that it has, and a note says so.
     """
-    without = [*fields, *ignore]
-    settings: dict[Setting, list[_Candidate]] = {}
-    for recipe, group in by_recipe(_usable(records)).items():
-        key, setting = tuple(getattr(recipe, name) for name in fields), _setting_of(recipe, without)
-        settings.setdefault(setting, []).append(_Candidate(recipe.network, group, key, setting))
+    without = [*fields, *["patience"] * ("model" in fields)]
+    settings: dict[Setting, Cells] = {}
+    for recipe, group in by_recipe(records).items():
+        usable = [record for record in plain(group) if record.status != "crashed"]
+        if usable:
+            cells = settings.setdefault(setting_of(recipe, without), {})
+            key = tuple(getattr(recipe, name) for name in fields)
+            cells[key] = max(cells.get(key, []), usable, key=len)
     goal = set(wanted)
 
     def rank(setting: Setting) -> tuple[int, int, int]:
-        candidates = settings[setting]
-        covered = goal & {one.key for one in candidates}
+        shown = settings[setting]
         changed = sum(name not in SIZE and DEFAULTS.get(name) != value for name, value in setting)
-        return -len(covered), changed, -sum(len(one.records) for one in candidates)
+        return -len(goal & shown.keys()), changed, -sum(map(len, shown.values()))
 
-    chosen = within if within is not None else min(settings, key=rank, default=())
-    shown, notes = settings.pop(chosen, []), []
-    if within is None:
-        others = [one for setting in sorted(settings, key=rank) for one in settings[setting]]
-        if own_rates:
-            adopted = _with_own_rates(shown, others, fields.index("optimizer"))
-            notes += _rate_notes(shown, adopted, fields.index("optimizer"))
-            shown, taken = shown + adopted, {one.recipe for one in adopted}
-            others = [one for one in others if one.recipe not in taken]
-        hidden = sum(len(one.records) for one in others if one.key in goal)
-        notes += [f"Not shown: {hidden} runs that differ in other fields"] if hidden else []
-        lost = [record for record in records if record.status == "crashed"]
-        lost = [record for record in lost if _setting_of(record.run.recipe, without) == chosen]
-        notes += [f"{len(lost)} runs crashed"] if lost else []
-    cells: dict[Key, list[RunRecord]] = {}
-    for one in shown:
-        cells[one.key] = max(cells.get(one.key, []), one.records, key=len)
-    return Selection(tuple(fields), cells, chosen, notes, studies, _asked_for(studies))
+    chosen, *rest = sorted(settings, key=rank) or [()]
+    cells, others = settings.get(chosen, {}), {setting: settings[setting] for setting in rest}
+    notes = _add_own_rates(cells, chosen, others) if own_rates else []
+    hidden = sum(len(group) for other in others.values() for key, group in other.items() if key in goal)
+    notes += [f"Not shown: {hidden} runs that differ in other fields"] if hidden else []
+    crashed = [record.run.recipe for record in records if record.status == "crashed"]
+    lost = sum(setting_of(recipe, without) == chosen for recipe in crashed)
+    notes += [f"{lost} runs crashed"] if lost else []
+    return Selection(tuple(fields), cells, chosen, notes, studies)
 
 
-def _usable(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of the main design that have a result: no perturbed replicates, no failures."""
-    groups = by_recipe(records).values()
-    return [record for group in groups for record in plain(group) if record.status != "crashed"]
-
-
-def _setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
+def setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
     """The changes of a recipe from its defaults, less the named fields."""
     changes = recipe.changes()
     return tuple(sorted((name, value) for name, value in changes.items() if name not in without))
 
 
-def _with_own_rates(
-    shown: Sequence[_Candidate], others: Sequence[_Candidate], index: int
-) -> list[_Candidate]:
-    """Candidates of optimizers (at `index` of a key) that are not shown, from settings of other rates."""
-    setting_of = {one.key[index]: one.setting for one in reversed(shown)}
-    rest = [item for item in shown[0].setting if item[0] not in RATES] if shown else []
-    adopted = []
-    for one in others:
-        alike = [item for item in one.setting if item[0] not in RATES] == rest
-        if alike and setting_of.setdefault(one.key[index], one.setting) == one.setting:
-            adopted.append(one)
-    return adopted
+def _add_own_rates(cells: Cells, chosen: Setting, others: Mapping[Setting, Cells]) -> list[str]:
+    """Move the cells of optimizers that have none here from settings that differ in the rates alone.
 
-
-def _rate_notes(shown: Sequence[_Candidate], adopted: Sequence[_Candidate], index: int) -> list[str]:
-    """The learning rate and L2 of every optimizer, where these differ."""
-    differing = {name for one in adopted for name, _ in set(one.setting) ^ set(shown[0].setting)}
+    What is returned are notes: the learning rate and L2 of every optimizer, where these differ.
+    """
+    origin = {key[0]: chosen for key in cells}  # the setting of each optimizer
+    for setting, other in others.items():
+        if _without_rates(setting) == _without_rates(chosen):
+            own = [key for key in other if origin.setdefault(key[0], setting) == setting]
+            cells.update({key: other.pop(key) for key in own})
+    differing = {name for setting in origin.values() for name, _ in set(setting) ^ set(chosen)}
     names: dict[str, list[str]] = {}
-    for one in [*shown, *adopted] if adopted else ():
-        rates = ", ".join(phrase(one.recipe, name) for name in RATES if name in differing)
-        names.setdefault(rates, []).append(one.key[index])
-    return [f"{', '.join(dict.fromkeys(own))}: {rates}" for rates, own in names.items()]
+    for optimizer, recipe in {key[0]: group[0].run.recipe for key, group in cells.items()}.items():
+        rates = ", ".join(phrase(recipe, name) for name in RATES if name in differing)
+        names.setdefault(rates, []).append(optimizer)
+    return [f"{', '.join(own)}: {rates}" for rates, own in names.items() if differing]
 
 
-def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:
-    """How many seeds the studies ask for, by recipe and scale."""
-    asked: dict[AnyRecipe, set[tuple[float, int]]] = {}
-    for study in studies:
-        for recipe in study.recipes:
-            main = [run for run in study.runs(recipe) if run.pins == study.pins and run.perturbation == 1.0]
-            asked.setdefault(recipe, set()).update((run.scale, run.seed) for run in main)
-    return {recipe: Counter(scale for scale, _ in pairs) for recipe, pairs in asked.items() if pairs}
+def _without_rates(setting: Setting) -> Setting:
+    return tuple(item for item in setting if item[0] not in RATES)
 
 
 # -- names and axes ---------------------------------------------------------------------------------------
@@ -230,13 +194,13 @@ def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:
 def name_of(fields: Sequence[str], key: Key) -> str:
     """A cell in words: sgd b16 lr=0.01; no L2 and no augmentation go without saying."""
     values = dict(zip(fields, key, strict=True))
-    shown = [name for name, value in values.items() if (name, value) not in SILENT]
+    shown = [name for name, value in values.items() if (name, value) not in SILENT.items()]
     return label(Recipe.model_construct(**values), shown)  # a name needs no complete recipe
 
 
 def numbers(values: Iterable[float]) -> str:
     """Numbers in words: 0.1, 0.5, 2.5."""
-    return ", ".join(f"{value:.{DIGITS}g}" for value in values)
+    return ", ".join(f"{value:.3g}" for value in values)
 
 
 def wanted_first(wanted: Sequence[Any], present: Iterable[Any]) -> list[Any]:

@@ -1,52 +1,41 @@
-"""The paper's tables 1 to 7, from whatever a store holds."""
+"""The paper's tables 1 to 7, from whatever a store holds.
+
+They share columns that show something of a line, and notes on where it comes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from initmem import catalog
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.labels import phrase
 from initmem.measures.design import bundled
+from initmem.measures.scales import median_interpolation
 from initmem.paper import grids
-from initmem.paper.fields import (
-    BATCH,
-    MEDIAN,
-    NO_VALUES,
-    OPTIMIZER,
-    TAU_BEST,
-    TAU_INTERP,
-    Entry,
-    Field,
-    at_scales,
-    label_field,
-    lines_table,
-    mean,
-    paper_table,
-    published_field,
-    spread_field,
-    spread_fields,
-    tau_best,
-    tau_interp,
-    tenths,
-)
-from initmem.paper.reference import settings_of
+from initmem.paper.reference import find, memory_of, stated
 from initmem.paper.selection import Line, Records, Studies, name_of, select, wanted_first
+from initmem.plots.series import spread_over, value_of
 from initmem.plots.styles import GUIDE
 from initmem.recipe import Recipe
 from initmem.study import recipes_of
-from initmem.table import MISSING, Cell, Column, Table, Value
+from initmem.table import MISSING, Cell, Column, Kind, Mean, Table, Value, cell
 
 __all__ = ["NAMES", "make"]
 
+Entry = Value | Cell  # None: missing; "": does not apply
+SPREAD = "Spread: range (max - min) of the means over the scales shown, over seeds that have them all"
+NO_VALUES = "No published values for what is shown"
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
 
 
 def make(name: str, records: Records, studies: Studies, reference: bool = False) -> Table:
     """Make a table; `reference` adds published values next to what was measured."""
-    if name not in TABLES:
+    if name not in NAMES:
         raise ConfigError(f"table = {name!r} ({allowed(NAMES)})")
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
@@ -55,7 +44,171 @@ def make(name: str, records: Records, studies: Studies, reference: bool = False)
         raise StoreError(
             f"table {name}: the store holds runs of user code only (initmem measure --format latex)"
         )
-    return TABLES[name](of_recipes, studies, reference=reference)
+    if name == "1":
+        return settings_table(of_recipes, studies, reference=reference)
+    return lines_table(f"table {name}", TABLES[name](of_recipes, studies), reference=reference)
+
+
+# -- what they share --------------------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """A column, and what it shows of a line: an entry, or a published quantity, on request."""
+
+    title: str
+    about: str
+    entry: Callable[[Line], Entry] = lambda line: ""
+    unit: str = ""
+    kind: Kind = "number"
+    quantity: str = ""  # what was published, in place of an entry
+    scale: float | None = None  # at which it was
+
+
+class LinesTable(NamedTuple):
+    """A table with a row for every line of a study, part by part."""
+
+    title: str
+    study: grids.Lines
+    parts: Sequence[Sequence[Field]]  # all with the same columns
+    notes: Sequence[str] = ()
+    grid: Sequence[float] = ()  # the scales over which spreads are taken, if any are
+    group: int = 1
+
+
+def lines_table(where: str, shown: LinesTable, *, reference: bool) -> Table:
+    """The rows of a table such as "table 4", with notes on where they come from and what is missing."""
+    study, grid, lines = shown.study, shown.grid, shown.study.every
+
+    def entry(field: Field, line: Line) -> Entry:
+        if not field.quantity:
+            return field.entry(line)
+        item = find(where, line.recipe, field.quantity, field.scale)
+        if field.quantity == "spread":  # it may also have been published for this procedure elsewhere
+            item = memory_of(line.recipe, where)
+        return "" if item is None else str(item)
+
+    parts = [[field for field in fields if reference or not field.quantity] for fields in shown.parts]
+    rows = [[entry(field, line) for field in fields] for fields in parts for line in lines]
+    from_paper = [i for i, field in enumerate(parts[0]) if field.quantity]
+    items = [memory_of(line.recipe, where) for line in lines]
+    published = sorted({item.n_scales for item in items if item and item.n_scales})
+    scales = f"over {' or '.join(map(str, published))} scales; measured: over {len(grid)}"
+    has_published = any(row[i] for row in rows for i in from_paper)
+    every_note = [
+        *[SPREAD] * bool(grid),
+        *shown.notes,
+        *[NO_VALUES] * (reference and not has_published),
+        *[f"Published spreads: {scales}"] * bool(reference and grid and published),
+        *(f"{name}: {text}" for name, text in grids.origin(study.selection, lines).items() if text),
+        *study.notes,
+    ]
+    columns = [Column(field.title, field.kind, field.about, field.unit) for field in parts[0]]
+    missing, name = grids.missing(lines), where.capitalize()
+    return paper_table(shown.title, columns, rows, every_note, missing, shown.group, name=name)
+
+
+def paper_table(
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Entry]],
+    notes: Sequence[str],
+    missing: Sequence[str],
+    group: int = 1,
+    *,
+    name: str = "",
+) -> Table:
+    """A table that says how many seeds its means are over; a mean over any other number says so itself."""
+    counts = [entry.n for row in rows for entry in row if isinstance(entry, Mean)]
+    usual = max(set(counts), key=lambda n: (counts.count(n), n)) if counts else None
+    cells = [[_cell(entry, usual) for entry in row] for row in rows]
+    seeds = []
+    if usual is not None:
+        text = f"Mean ± sample deviation over n = {usual} seeds" if usual > 1 else "One seed: no deviation"
+        seeds = [text + ("; where n differs it is given in parentheses" if len(set(counts)) > 1 else "")]
+    return Table(title, columns, cells, [*seeds, *notes], missing, name, group=group)
+
+
+def _cell(entry: Entry, usual: int | None) -> Cell:
+    if isinstance(entry, Mean):
+        return Cell(entry, str(entry) if entry.n == usual else f"{entry} ({entry.n})")
+    if entry is None or isinstance(entry, Cell):
+        return entry or Cell(None, MISSING)
+    return cell(entry, "d" if isinstance(entry, int) else "g")
+
+
+# -- entries and fields -----------------------------------------------------------------------------------
+
+
+def mean_of(values: Iterable[float | None], digits: int = 1) -> Mean | None:
+    """Mean and sample deviation of the values that are there; None without any."""
+    there = np.array([value for value in values if value is not None], dtype=float)
+    if not len(there):
+        return None
+    std = float(there.std(ddof=1)) if len(there) > 1 else None
+    return Mean(float(there.mean()), std, len(there), digits)
+
+
+def mean(line: Line, metric: str = "test_accuracy") -> Mean | None:
+    """The mean of a metric over the runs of a line."""
+    return mean_of(map(value_of(metric), line.records))
+
+
+def tau_best(line: Line) -> Mean | None:
+    """The mean epoch of the selected models."""
+    return mean_of((record.summary.tau_best for record in line.records), digits=0)
+
+
+def tau_interp(line: Line) -> str | None:
+    """The median interpolation epoch; one that was not reached is larger than the last epoch."""
+    if not line.records:
+        return None
+    times = median_interpolation(line.records)
+    if times.median is None:
+        return f"> {max(record.summary.epochs for record in line.records)}"
+    return f"{times.median:.0f}" + (f" ({times.n_censored} never)" if times.n_censored else "")
+
+
+def tenths(value: float | None) -> Cell | None:
+    """A number that is not a mean over seeds, to one digit."""
+    return None if value is None else cell(value, ".1f")
+
+
+BATCH = Field("b", "batch size", lambda line: line.recipe.batch_size)
+OPTIMIZER = Field("optimizer", "its name", lambda line: line.recipe.optimizer, kind="text")
+TAU_INTERP = Field("τ_interp", "epoch of interpolation", tau_interp, "epochs")
+TAU_BEST = Field("τ_best", "epoch of the selected model", tau_best, "epochs")
+MEDIAN = "τ_interp: median, runs that never got there counted as later than their last epoch"
+
+
+def label_field(title: str, about: str) -> Field:
+    """A column of the labels of lines."""
+    return Field(title, about, lambda line: line.label, kind="text")
+
+
+def at_scales(
+    grid: Sequence[float],
+    entry: Callable[[Line], Entry] = mean,
+    about: str = "test accuracy at that scale",
+    unit: str = "%",
+) -> list[Field]:
+    """A column for every scale."""
+
+    def at_scale(line: Line, *, scale: float) -> Entry:
+        return entry(line.at(scale))
+
+    return [Field(f"σ = {scale:g}", about, partial(at_scale, scale=scale), unit) for scale in grid]
+
+
+def spread_field(grid: Sequence[float]) -> Field:
+    """A column of spreads over these scales."""
+    about = "range over scales (max - min)"
+    return Field("spread", about, lambda line: tenths(spread_over(line.records, grid)), "pp")
+
+
+def spread_fields(grid: Sequence[float]) -> list[Field]:
+    """Test accuracy at these scales, its spread, and the published one."""
+    published = Field("spread, paper", "published", unit="pp", quantity="spread")
+    return [*at_scales(grid), spread_field(grid), published]
 
 
 # -- table 1 ----------------------------------------------------------------------------------------------
@@ -123,7 +276,7 @@ def _settings(recipe: Recipe) -> tuple[Value, ...]:
 
 def _unlike_published(recipe: Recipe) -> str:
     """In what a recipe of the main grid differs from the published settings; nothing for other recipes."""
-    paper = settings_of(recipe.optimizer)
+    paper = stated("setting", optimizer=recipe.optimizer)
     if not paper or (recipe.learning_rate, recipe.l2) != (paper["learning_rate"], 0.0):
         return ""
     differ = {name: value for name, value in paper.items() if getattr(recipe, name) != value}
@@ -141,9 +294,7 @@ MOMENTS = [
 ]
 
 
-def moments_table(
-    where: str, target: float, records: Records, studies: Studies, *, reference: bool = False
-) -> Table:
+def moments_table(target: float, records: Records, studies: Studies) -> LinesTable:
     """Table 2 or 3: validation accuracy at three moments, from the scale nearest to `target`."""
     grid = grids.main_grid(records, studies)
     scale = min(grid.selection.scales(), key=lambda scale: (abs(scale - target), scale), default=target)
@@ -169,31 +320,24 @@ def moments_table(
         TAU_BEST,
         Field("interpolated", "runs that reached interpolation", interpolated, "runs"),
         Field("test", "test accuracy of the selected model", mean, "%"),
-        published_field(where, "test, paper", "test", "%", scale),
-        published_field(where, "τ_interp, paper", "tau_interp", "epochs"),
-        published_field(where, "τ_best, paper", "tau_best", "epochs"),
+        Field("test, paper", "published", unit="%", quantity="test", scale=scale),
+        Field("τ_interp, paper", "published", unit="epochs", quantity="tau_interp"),
+        Field("τ_best, paper", "published", unit="epochs", quantity="tau_best"),
     ]
-    return lines_table(
-        where,
-        f"Validation accuracy at three moments, initialization scale σ = {scale:g}",
-        [fields],
-        grid._replace(panels=at_scale),
-        reference=reference,
-        notes=MOMENTS,
-    )
+    title = f"Validation accuracy at three moments, initialization scale σ = {scale:g}"
+    return LinesTable(title, grid._replace(panels=at_scale), [fields], MOMENTS)
 
 
 # -- table 4 ----------------------------------------------------------------------------------------------
 
 
-def sweep_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+def sweep_table(records: Records, studies: Studies) -> LinesTable:
     """Table 4: learning rate x L2, then Adam and long training."""
     study = grids.sweep(records, studies)
     grid = grids.shared_scales(study.every) or SCALES
 
     def train_accuracy(line: Line) -> Cell | None:
-        here = [record for record in line.records if record.run.scale in grid]
-        train = mean(replace(line, records=here), "train_accuracy")
+        train = mean(line.at(*grid), "train_accuracy")
         return tenths(train and train.mean)
 
     def recipe(line: Line) -> str:
@@ -206,18 +350,11 @@ def sweep_table(records: Records, studies: Studies, *, reference: bool = False) 
         BATCH,
         Field("recipe", "optimizer, learning rate and L2", recipe, kind="text"),
         Field("schedule", "of the learning rate", schedule, kind="text"),
-        *spread_fields("table 4", grid),
+        *spread_fields(grid),
         Field("train", "train accuracy of the selected models", train_accuracy, "%"),
     ]
-    return lines_table(
-        "table 4",
-        "Test accuracy of SGD by learning rate η and L2 λ",
-        [fields],
-        study,
-        reference=reference,
-        notes=["Train: mean train accuracy of the selected models over all scales shown"],
-        grid=grid,
-    )
+    notes = ["Train: mean train accuracy of the selected models over all scales shown"]
+    return LinesTable("Test accuracy of SGD by learning rate η and L2 λ", study, [fields], notes, grid)
 
 
 # -- tables 5 and 6 ---------------------------------------------------------------------------------------
@@ -230,7 +367,7 @@ QUANTITIES: dict[str, tuple[Callable[[Line], Entry], str]] = {  # at every scale
 }
 
 
-def depth_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+def depth_table(records: Records, studies: Studies) -> LinesTable:
     """Table 5: accuracies by network, and below them when it fitted and when it was selected."""
     study = grids.pairs(records, studies, grids.DEPTHS)
     grid = grids.shared_scales(study.every) or SCALES
@@ -246,29 +383,21 @@ def depth_table(records: Records, studies: Studies, *, reference: bool = False) 
             label_field("network", "its name"),
             *at_scales(grid, entry, about="the quantity at that scale", unit=""),
             spread if published == "spread" else spread._replace(entry=lambda _: ""),
-            published_field("table 5", "paper", published, "", about=about),
+            Field("paper", about, quantity=published),
         ]
 
-    return lines_table(
-        "table 5",
-        "Networks of different depth",
-        [fields(name) for name in QUANTITIES],
-        study,
-        reference=reference,
-        notes=[MEDIAN],
-        grid=grid,
-        group=2,
-    )
+    parts = [fields(name) for name in QUANTITIES]
+    return LinesTable("Networks of different depth", study, parts, [MEDIAN], grid, group=2)
 
 
-def norms_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+def norms_table(records: Records, studies: Studies) -> LinesTable:
     """Table 6: normalization and augmentation."""
     study = grids.pairs(records, studies, grids.NORMS)
     grid = grids.shared_scales(study.every) or SCALES
     kind = label_field("normalization", "and augmentation")
-    fields = [BATCH, OPTIMIZER, kind, *spread_fields("table 6", grid)]
+    fields = [BATCH, OPTIMIZER, kind, *spread_fields(grid)]
     title = "Test accuracy by normalization and augmentation"
-    return lines_table("table 6", title, [fields], study, reference=reference, grid=grid, group=2)
+    return LinesTable(title, study, [fields], grid=grid, group=2)
 
 
 # -- table 7 ----------------------------------------------------------------------------------------------
@@ -279,7 +408,7 @@ BEST_SCALES = (0.1, 2.5)
 AUGMENT = "flip-crop"
 
 
-def best_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+def best_table(records: Records, studies: Studies) -> LinesTable:
     """Table 7: the standard recipe and Adam, from a small and a large initialization."""
     wanted = [(*recipe, b) for recipe in BEST_RECIPES for b in BEST_BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
@@ -292,25 +421,20 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
     lines = [best.line(key, name_of(grids.SWEPT[:3], key[:3]), GUIDE) for key in keys]
     scales = best.scales()
     small, large = BEST_SCALES if not scales or set(BEST_SCALES) <= set(scales) else (scales[0], scales[-1])
-    return lines_table(
-        "table 7",
-        "The standard recipe and Adam",
-        [_best_fields(small, large)],
-        grids.Lines(best, {(0, ""): lines}, best.notes),
-        reference=reference,
-        notes=[
-            *([] if augmented else ["These runs were trained without augmentation, the paper's with it"]),
-            "a / b: at the smaller and at the larger scale",
-            "|Δ|: difference of the two means; over two scales it is the spread",
-            "τ_interp: median; τ_best: mean",
-        ],
-    )
+    notes = [
+        *([] if augmented else ["These runs were trained without augmentation, the paper's with it"]),
+        "a / b: at the smaller and at the larger scale",
+        "|Δ|: difference of the two means; over two scales it is the spread",
+        "τ_interp: median; τ_best: mean",
+    ]
+    study = grids.Lines(best, {(0, ""): lines}, best.notes)
+    return LinesTable("The standard recipe and Adam", study, [_best_fields(small, large)], notes)
 
 
 def _best_fields(small: float, large: float) -> list[Field]:
     def at(scale: float) -> list[Field]:
         about = "test accuracy at that scale"
-        published = published_field("table 7", f"paper, σ = {scale:g}", "test", "%", scale)
+        published = Field(f"paper, σ = {scale:g}", "published", unit="%", quantity="test", scale=scale)
         return [Field(f"test, σ = {scale:g}", about, lambda line: mean(line.at(scale)), "%"), published]
 
     def difference(line: Line) -> Entry:
@@ -331,19 +455,18 @@ def _best_fields(small: float, large: float) -> list[Field]:
         *at(small),
         *at(large),
         Field("|Δ|", "difference between the two scales", difference, "pp"),
-        published_field("table 7", "|Δ|, paper", "gap", "pp"),
+        Field("|Δ|, paper", "published", unit="pp", quantity="gap"),
         TAU_INTERP._replace(entry=partial(both, text=tau_interp)),
         TAU_BEST._replace(entry=partial(both, text=selected)),
     ]
 
 
-TABLES: dict[str, Callable[..., Table]] = {
-    "1": settings_table,
-    "2": partial(moments_table, "table 2", 0.1),
-    "3": partial(moments_table, "table 3", 2.5),
+TABLES: dict[str, Callable[[Records, Studies], LinesTable]] = {
+    "2": partial(moments_table, 0.1),
+    "3": partial(moments_table, 2.5),
     "4": sweep_table,
     "5": depth_table,
     "6": norms_table,
     "7": best_table,
 }
-NAMES = tuple(TABLES)
+NAMES = ("1", *TABLES)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import SEQUENCE
-from initmem.theory import Array
+from initmem.table import flat
 
 START = (1.0, 6.0)
 RATES = (0.01, 0.04)
@@ -35,36 +35,23 @@ Points = list[tuple[float, float]]
 
 
 class Trajectory(NamedTuple):
-    """One trajectory, thinned for drawing: `steps`, `a` and `b` are (point,).
+    """One trajectory, whose points `a` and `b` are thinned for drawing.
 
     `order` says how the targets follow each other: `full` (always their mean), `cyclic`, `random`.
     """
 
     panel: str
     eta: float
+    D: float  # a^2 - b^2 where it ends
     order: str
-    steps: Array
-    a: Array
-    b: Array
-
-    @property
-    def imbalance(self) -> float:
-        """D = a^2 - b^2 where the trajectory ends."""
-        return float(self.a[-1] ** 2 - self.b[-1] ** 2)
+    steps: int
+    a: list[float]
+    b: list[float]
 
 
-def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, object]]:
-    """One row per trajectory: `panel`, `eta`, `D`, and the `order` and number of `steps`."""
-    return [
-        {
-            "panel": one.panel,
-            "eta": one.eta,
-            "D": one.imbalance,
-            "order": one.order,
-            "steps": int(one.steps[-1]),
-        }
-        for one in trajectories
-    ]
+def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """One row per trajectory: all but its points."""
+    return flat([one._asdict() for one in trajectories])
 
 
 def compute(seed: int) -> list[Trajectory]:
@@ -120,10 +107,10 @@ def adam_path(eta: float, targets: Iterable[float]) -> Points:
 
 def _thin(panel: str, eta: float, order: str, points: Points, keep: int = 600) -> Trajectory:
     """Keep about `keep` points: all of the first steps, ever fewer later, always the last."""
-    last = len(points) - 1
-    steps = np.unique(np.rint(np.geomspace(1, last + 1, keep)).astype(np.int64)) - 1
-    a, b = np.array(points)[steps].T
-    return Trajectory(panel, eta, order, steps.astype(np.float64), a, b)
+    steps = len(points) - 1
+    kept = np.unique(np.rint(np.geomspace(1, steps + 1, keep)).astype(np.int64)) - 1
+    a, b = np.array(points)[kept].T.tolist()
+    return Trajectory(panel, eta, a[-1] ** 2 - b[-1] ** 2, order, steps, a, b)
 
 
 # The shapes of the end points carry the difference between the rates without any color.
@@ -157,7 +144,7 @@ def _panel(title: str, trajectories: list[Trajectory]) -> Panel:
     text = "\n".join(_describe(one, several) for one in trajectories)
     start_text = f"start: D = {START[0] ** 2 - START[1] ** 2:g}"
     return Panel(
-        title=f"{title}: {int(first.steps[-1]):,} steps",
+        title=f"{title}: {first.steps:,} steps",
         x_title="a",
         y_title="b",
         series=[drawn for one in trajectories for drawn in _drawn(one, hollow=one.order != first.order)],
@@ -177,18 +164,18 @@ def _drawn(one: Trajectory, *, hollow: bool) -> list[Series]:
     """A trajectory and its end point, hollow for the second target order of a panel."""
     end = _STYLES[one.eta]._replace(hollow=hollow)
     # Steps are told apart only where there are few of them.
-    dots = "." if len(one.steps) < 50 else ""
+    dots = "." if one.steps < 50 else ""
     path = Style(end.color, dots, "-", size=4, width=0.9)
     return [
-        Series("", path, one.a.tolist(), one.b.tolist()),
-        Series(f"η = {one.eta:g}", end, [float(one.a[-1])], [float(one.b[-1])]),
+        Series("", path, one.a, one.b),
+        Series(f"η = {one.eta:g}", end, one.a[-1:], one.b[-1:]),
     ]
 
 
 def _describe(one: Trajectory, name_order: bool) -> str:
     """The rate and the final D, which below a tenth is given by the power of ten above it."""
-    size = abs(one.imbalance)
-    final = f"D = {one.imbalance:.3g}"
+    size = abs(one.D)
+    final = f"D = {one.D:.3g}"
     if size < 0.1:
         final = f"|D| < 1e{math.floor(math.log10(max(size, 1e-13))) + 1}"
     return f"{one.order + ', ' if name_order else ''}η = {one.eta:g}:  {final}"

@@ -72,4 +72,5 @@ def show(name: str, *, seed: int = 0, output: Path | None = None) -> Rows:
         data = part.compute(seed)
         figure, _ = renderer.draw(part.plot(data))
         renderer.save(figure, output)
-    return [plain_values(row) for row in part.rows(data)]
+    rows: Rows = plain_values(part.rows(data))
+    return rows
