@@ -392,8 +392,9 @@ def features(norm: str, replicas: int, width: int, side: int) -> tuple[ResNet9, 
         torch.nn.init.normal_(parameter, 1.0 if "gamma" in name else 0.0, size)
     n = 33 if width == 16 else 5  # on fewer pixels, kernels of 128 channels are left to the library
     x = torch.randn(n, replicas * 3, side, side)
-    if replicas > 1:
+    if network.fits_lanes:
         network.lanes = native.lanes_for(replicas)
+    if replicas > 1:
         return network, x
     return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 

@@ -11,9 +11,8 @@ recognizes it by its number of channels and shares it among the replicas instead
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -100,8 +99,14 @@ class Dense(Layer):
         return grouped_product(x, self.kernel, self.replicas) + self.bias
 
 
-class Norm(nn.Module, ABC):
-    """A normalization layer with a learned scale (gamma) and shift (beta) per channel."""
+class Norm(nn.Module):
+    """A normalization layer with a learned scale (gamma) and shift (beta) per channel.
+
+    `by_channel`: one channel after the other, whatever replica it belongs to. Otherwise C takes one replica,
+    without a skip connection.
+    """
+
+    by_channel: ClassVar[bool]
 
     def __init__(self, replicas: int, channels: int) -> None:
         super().__init__()
@@ -111,17 +116,14 @@ class Norm(nn.Module, ABC):
 
     def then_relu(self, x: Tensor, *, pool: bool = False, skip: Tensor | None = None) -> Tensor:
         """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, add `skip`, then ReLU."""
-        if self.can_fuse(skip) and native.can_normalize(x, pool=pool, skip=skip):
+        fits = self.by_channel or (self.replicas == 1 and skip is None)
+        if fits and native.can_normalize(x, pool=pool, skip=skip):
             variables = self.gamma, self.beta, self.statistics(x.numel() // x.shape[1])
             return native.normalize(x, *variables, NORM_EPSILON, pool=pool, training=self.training, skip=skip)
         x = self(x)
         if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)
         return F.relu(x if skip is None else x + skip)
-
-    @abstractmethod
-    def can_fuse(self, skip: Tensor | None) -> bool:
-        """Whether C knows this normalization, with this skip connection."""
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Mean and variance for a batch with this many values per channel: to write in training, else to use.
@@ -134,6 +136,7 @@ class Norm(nn.Module, ABC):
 class BatchNorm(Norm):
     """Batch normalization whose moving variance averages the biased batch variance, as in Keras 3."""
 
+    by_channel = True
     moving_mean: Tensor
     moving_variance: Tensor
     batch_mean: Tensor
@@ -162,10 +165,6 @@ class BatchNorm(Norm):
             x, self.gamma, self.beta, self.batch_mean, self.batch_variance,
             True, 1.0, NORM_EPSILON, False,
         )  # fmt: skip
-
-    def can_fuse(self, skip: Tensor | None) -> bool:
-        """In C, channels are normalized one by one, whatever replica they belong to."""
-        return True
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor]:
         """Those of the batch in training, else the moving ones."""
@@ -217,6 +216,8 @@ class MovingStatistics:
 class LayerNorm(Norm):
     """Layer normalization over the channels of each replica, separately at every pixel."""
 
+    by_channel = False
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over channel."""
         y = x.movedim(1, -1)  # PyTorch's fused kernel normalizes trailing axes
@@ -228,10 +229,6 @@ class LayerNorm(Norm):
             y = torch.addcmul(self.beta, y, self.gamma)
         return y.movedim(-1, 1)
 
-    def can_fuse(self, skip: Tensor | None) -> bool:
-        """In C, for one replica; several have to be in lanes."""
-        return self.replicas == 1 and skip is None
-
 
 def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> Norm:
     """The normalization layer of a recipe."""
@@ -239,38 +236,40 @@ def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) ->
 
 
 class ConvNormRelu(nn.Module):
-    """The building block of ResNet-9: convolution, normalization, optional 2x2 max pooling, ReLU."""
+    """The building block of ResNet-9: convolution, normalization, optional 2x2 max pooling, ReLU.
+
+    `residual`: the network adds the input of the block before to the output.
+    """
 
     def __init__(
-        self, replicas: int, inputs: int, outputs: int, norm: Literal["batch", "layer"], *, pool: bool = False
+        self,
+        replicas: int,
+        inputs: int,
+        outputs: int,
+        norm: Literal["batch", "layer"],
+        *,
+        pool: bool = False,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
         self.pool = pool
+        self.block: native.Block = inputs, outputs, pool, residual
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         return self.norm.then_relu(self.conv(x), pool=self.pool)
 
 
-def block(layer: ConvNormRelu, statistics: tuple[Tensor, Tensor] | None, *, residual: bool) -> native.Block:
-    """A layer as the code in C sees it."""
-    variables = layer.conv.kernel, layer.conv.bias, layer.norm.gamma, layer.norm.beta
-    return native.Block(*variables, statistics, layer.pool, residual)
-
-
-def in_one_call(
-    x: Tensor, layers: Sequence[ConvNormRelu], residual: Sequence[ConvNormRelu], lanes: native.Lanes | None
-) -> Tensor | None:
-    """Layers one after another, in C; None for images not in lanes that it does not support.
-
-    To the output of those in `residual`, the input of the layer before is added.
-    """
-    blocks, count = [], x.numel() // x.shape[1]
+def in_one_call(x: Tensor, layers: Sequence[ConvNormRelu], lanes: native.Lanes) -> Tensor:
+    """Layers one after another, in C."""
+    variables: list[Tensor] = []
+    statistics: list[Tensor] = []
+    count = x.numel() // x.shape[1]
     for layer in layers:
-        blocks.append(block(layer, layer.norm.statistics(count), residual=layer in residual))
+        variables += [layer.conv.kernel, layer.conv.bias, layer.norm.gamma, layer.norm.beta]
+        statistics += layer.norm.statistics(count) or ()
         count = count // 4 if layer.pool else count
-    if lanes is None and not native.can_chain(x, blocks):
-        return None
-    return native.chain(x, blocks, NORM_EPSILON, lanes or native.SINGLE, training=layers[0].training)
+    blocks, training = [layer.block for layer in layers], layers[0].training
+    return native.chain(x, blocks, variables, statistics, NORM_EPSILON, lanes, training=training)

@@ -123,7 +123,7 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
         pack.intervene()
     while pack.position < len(batches):
         i = pack.position
-        if pack.in_lanes is not None and pack.in_lanes.has_rule:
+        if pack.in_lanes is not None and pack.in_lanes.rule is not None:
             now = slice(i, i + pack.in_lanes.at_once)
             x, y = pack.examples(batches[now])
             share = 1 - MOVING_AVERAGE if recipe.batch_statistics == "moving" else 0.0
@@ -149,7 +149,7 @@ def train_batch(pack: Pack, batch: Batch, rate: float, k: int) -> None:
     """Update k, on one batch."""
     pack.set_training(True)
     x, y = pack.train.packed(*batch)
-    pack.network.begin_update(k)
+    pack.network.update = k
     logits = pack.logits(x)
     losses = cross_entropy(logits, y)  # (batch, replica)
     # The mean is over the batch alone, so that gradients do not depend on the number of replicas. A plain

@@ -66,7 +66,7 @@ class ModulePack(Network):
         self.shapes = {name: tensor.shape for name, tensor in named.items()}  # of one replica
         _stack(modules)
         self._variables = list(variables)
-        self._noise_seed, self._update = noise_seed, 0
+        self._noise_seed = noise_seed
 
     def kernel_names(self) -> list[str]:
         """The parameters that are kernels by the rules of `Init`."""
@@ -77,10 +77,6 @@ class ModulePack(Network):
         named = {v.name: self.net.get_parameter(v.name) for v in self._variables}
         shares = {name: by_replica(whole.detach(), self.replicas)[replica] for name, whole in named.items()}
         return [replace(v, place=Share(shares[v.name].view(self.shapes[v.name]))) for v in self._variables]
-
-    def begin_update(self, k: int) -> None:
-        """Note which update comes next: dropout draws the same numbers in it after a resumption."""
-        self._update = k
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w), or shared (batch, channel, h, w), to logits."""
@@ -121,7 +117,7 @@ class ModulePack(Network):
     def _alone(self, x: Tensor) -> Tensor:
         with torch.random.fork_rng([x.device] if x.is_cuda else [], enabled=self.training):
             if self.training:
-                torch.manual_seed(self._noise_seed + self._update)
+                torch.manual_seed(self._noise_seed + self.update)
             out: Tensor = self.net(x)
         return out
 
