@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,16 @@ class ModulePack(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w), or shared (batch, channel, h, w), to logits."""
+        x = self._inputs(x)
         if self.replicas == 1:
-            out = self._alone(self._inputs(x).squeeze(1))[None]
+            with torch.random.fork_rng([x.device] if x.is_cuda else [], enabled=self.training):
+                if self.training:
+                    torch.manual_seed(self._noise_seed + self.update)
+                out: Tensor = self.net(x.squeeze(1))[None]
         else:
-            out = self._packed(self._inputs(x))
+            axis = None if x.shape[1] == 1 else 1  # of the replicas; None: they share the inputs
+            together = vmap(partial(functional_call, self.net), in_dims=(0, axis), randomness="error")
+            out = together(self._by_replica(), x.squeeze(1) if axis is None else x)
         if self.sizes.labels == 1 and out.ndim == 4:  # one label: what follows the last token
             out = out[:, :, -1]
         return out.transpose(0, 1).flatten(1)
@@ -114,26 +120,6 @@ class ModulePack(Network):
             return x.reshape(len(x), -1, width)
         return x.reshape(len(x), -1, channels, height, width)
 
-    def _alone(self, x: Tensor) -> Tensor:
-        with torch.random.fork_rng([x.device] if x.is_cuda else [], enabled=self.training):
-            if self.training:
-                torch.manual_seed(self._noise_seed + self.update)
-            out: Tensor = self.net(x)
-        return out
-
-    def _packed(self, x: Tensor) -> Tensor:
-        """All replicas in one call, shape (replica, batch, ...)."""
-        shared = x.shape[1] == 1
-
-        def one(variables: dict[str, Tensor], x: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.net, variables, (x,))
-            return out
-
-        out: Tensor = vmap(one, in_dims=(0, None if shared else 1), randomness="error")(
-            self._by_replica(), x[:, 0] if shared else x
-        )
-        return out
-
     def _by_replica(self) -> dict[str, Tensor]:
         """Parameters and buffers, each of shape (replica, ...)."""
         named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
@@ -144,21 +130,17 @@ class ModulePack(Network):
 def _stack(modules: Sequence[nn.Module]) -> None:
     """Put the variables of all modules into the first, each of shape (replica * n, ...)."""
     first = modules[0]
-    others = [
+    each = [
         dict(module.named_parameters(remove_duplicate=False))
         | dict(module.named_buffers(remove_duplicate=False))
         for module in modules
     ]
     stacked: dict[int, Tensor] = {}  # by the tensor of the first module: a tied tensor stays one
-    for path, module in first.named_modules():
-        for variables in (module._parameters, module._buffers):
-            for name, tensor in variables.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in stacked:
-                    full = f"{path}.{name}" if path else name
-                    stacked[id(tensor)] = _joined([other[full] for other in others])
-                variables[name] = stacked[id(tensor)]
+    for name, tensor in each[0].items():
+        if id(tensor) not in stacked:
+            stacked[id(tensor)] = _joined([own[name] for own in each])
+        path, _, attribute = name.rpartition(".")
+        setattr(first.get_submodule(path), attribute, stacked[id(tensor)])
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
