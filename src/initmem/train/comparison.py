@@ -105,8 +105,6 @@ def layer_arrays(pack: Pack, replica: int) -> dict[str, NDArray[np.float64]]:
     """
     rows, history = np.array(pack.layers[replica]), pack.history[replica][pack.recipe.selecting_loss]
     last = len(history)
-    if len(rows) != last + 1:  # resumed from a checkpoint of an earlier version
-        return {}
     best = int(np.argmin(history)) + 1 if last else 0
     step = math.ceil(pack.recipe.epochs / MOST_EPOCHS)  # the same for all runs of a recipe
     epochs = sorted({*range(0, last, step), best, last})

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.train.layers import NORM_EPSILON, BatchNorm
-from initmem.train.native import FFI, SINGLE, InLanes, as_structs, call, network_fields, pointers
+from initmem.train.native import FFI, SINGLE, InLanes, call, network_fields, pointers
 from initmem.train.networks import ResNet9
 from initmem.train.optimizers import SGD, Adam, Momentum, Optimizer
 
@@ -63,7 +63,7 @@ class LaneTraining:
         fields: list[Any] = [
             network_fields(blocks, images, self.variables.tensors, batch_statistics, NORM_EPSILON, lanes),
             layers[0].conv.inputs, self.replicas, len(head_bias) // self.replicas, network.pool == "max",
-            as_structs("block_gradients", gradients[:-2]),
+            pointers(gradients[:-2], "struct block_gradients[]"),
             pointers(self.moving.tensors) if norms else FFI.NULL,
             len(variables),
             FFI.new("num[]", [variable.numel() for variable in variables]),

@@ -34,9 +34,9 @@ def train_pack(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     resume: Sequence[Checkpoint] | None = None,
-    on_epoch: Callable[[Pack], None] | None = None,
+    on_epoch: Callable[[Pack], None] = lambda pack: None,
     pause: Callable[[], bool] = lambda: False,
-    on_pause: Callable[[Pack], None] | None = None,
+    on_pause: Callable[[Pack], None] = lambda pack: None,
     on_parent: Callable[[Pack], None] = lambda parents: None,
 ) -> list[RunRecord]:
     """Train the runs of one recipe as a pack and return one record per run.
@@ -51,16 +51,15 @@ def train_pack(
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         if resume is None:
             parents = trained_parents(runs, data, device, dtype, pause, on_parent)
-            pack = Pack(runs, data, device=device, dtype=dtype, parents=parents)
         else:
-            pack = Pack(runs, data, device=device, dtype=dtype, parents=saved_parents(runs, resume))
+            parents = saved_parents(runs, resume)
+        pack = Pack(runs, data, device=device, dtype=dtype, parents=parents)
+        if resume is not None:
             pack.restore(resume)
         started -= pack.spent  # in earlier sessions
         while not pack.finished:
             completed = train_epoch(pack, pause)
-            callback = on_epoch if completed else on_pause
-            if callback is not None:
-                callback(pack)
+            (on_epoch if completed else on_pause)(pack)
         return records(pack, time.perf_counter() - started)
 
 

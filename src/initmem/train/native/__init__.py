@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from initmem.train import compiled
 
 FFI = compiled.interface()
-FLOATS, ADDRESSES = FFI.typeof("float *"), FFI.typeof("float *[]")
+FLOATS = FFI.typeof("float *")
 LANES = 8  # floats per SIMD vector: the number of channels, or of lanes, is a multiple of this
 
 
@@ -263,9 +263,10 @@ class Together:
         call(name, len(self.first), self.sizes, *arguments)
 
 
-def pointers(tensors: Sequence[Tensor]) -> Any:
-    """The addresses of the tensors' elements, as an array for C."""
-    return FFI.from_buffer(ADDRESSES, array("Q", [tensor.data_ptr() for tensor in tensors]))
+def pointers(tensors: Sequence[Tensor | None], kind: str = "float *[]") -> Any:
+    """The addresses of the tensors' elements, as an array of pointers or of structs of them; None is NULL."""
+    addresses = array("Q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    return FFI.from_buffer(kind, addresses)
 
 
 def _is_block(tensor: Tensor) -> bool:
@@ -356,7 +357,7 @@ class _Chain(torch.autograd.Function):
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         gradients = [torch.empty_like(variable) for variable in variables]
         written = InLanes(gradients, ctx.lanes)
-        of_blocks = as_structs("block_gradients", written.tensors)
+        of_blocks = pointers(written.tensors, "struct block_gradients[]")
         work = x.new_empty(call("chain_floats", ctx.network, False))
         call("chain_backward", ctx.network, x, buffer, grad_output, of_blocks, work, grad_x)
         written.store()
@@ -378,14 +379,8 @@ def network_fields(
     fields: list[Tensor | None] = []
     for i in range(len(blocks)):
         fields += [*variables[4 * i : 4 * i + 4], *(statistics[2 * i : 2 * i + 2] or (None, None))]
-    of_blocks = FFI.new("struct block_sizes[]", blocks), as_structs("block_variables", fields)
+    of_blocks = FFI.new("struct block_sizes[]", blocks), pointers(fields, "struct block_variables[]")
     return [len(blocks), *images, lanes.lanes, compiled.library().widest, epsilon, *of_blocks]
-
-
-def as_structs(name: str, tensors: Sequence[Tensor | None]) -> Any:
-    """The addresses of tensors as an array of structs of pointers; None is NULL."""
-    addresses = array("Q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-    return FFI.from_buffer(f"struct {name}[]", addresses)
 
 
 class InLanes:
