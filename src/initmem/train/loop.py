@@ -281,7 +281,7 @@ def add_l2(pack: Pack, gradients: Sequence[Tensor]) -> None:
     if not any(recipe.l2 for recipe in pack.recipes):
         return
     of_kernels = [gradients[i] for i in pack.kernel_indices]
-    kernels = [pack.parameters[i].detach() for i in pack.kernel_indices]
+    kernels = pack.trained_kernels.first
     if isinstance(pack.l2, Tensor):  # one for each replica
         for gradient, kernel in zip(of_kernels, kernels, strict=True):
             gradient.add_(times(kernel, 2 * pack.l2))

@@ -220,20 +220,24 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     return variables
 
 
-def forward_flops(recipe: Recipe, sizes: Sizes) -> tuple[int, int]:
-    """FLOPs of one example through a module, as torch counts them, and the number of its kernels."""
+def counted_flops(recipe: Recipe, sizes: Sizes) -> tuple[int, int, int]:
+    """FLOPs of one example through a network, forward and in training, and the number of its kernels."""
     small = Recipe.parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
-    return _counted_flops(small, sizes._replace(n_train=1, n_val=1, n_test=1), builder(recipe))
+    return _counted_flops(small, sizes, builder(recipe) if recipe.is_module else None)
 
 
 @lru_cache(maxsize=64)
-def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> tuple[int, int]:
-    """The counts, remembered for as long as the name stands for the same builder."""
-    module = build_module(recipe, sizes).double().eval()  # torch does not see what is computed in C
-    x = _zeros(1, sizes)
+def _counted_flops(recipe: Recipe, sizes: Sizes, code: Callable[..., Any] | None) -> tuple[int, int, int]:
+    """What torch counts, remembered for as long as the name stands for the same builder."""
+    with torch.device("cpu" if recipe.is_module else "meta"):  # without memory, where that is known to work
+        network, x = (build_module if recipe.is_module else build)(recipe, sizes), _zeros(1, sizes)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(x if sizes.vocabulary else x.double())
-    return counter.get_total_flops(), sum(parameter.ndim > 1 for parameter in module.parameters())
+        network.double().eval()(x if sizes.vocabulary else x.double())  # it does not see what C computes
+    forward, kernels = counter.get_total_flops(), [p for p in network.parameters() if p.ndim > 1]
+    training = 3 * forward  # every layer needs both gradients
+    if not recipe.is_module:  # but the first: its input is the image
+        training -= 2 * kernels[0].numel() * (sizes.height * sizes.width if kernels[0].ndim == 4 else 1)
+    return forward, training, len(kernels)
 
 
 def _zeros(n: int, sizes: Sizes) -> Tensor:
