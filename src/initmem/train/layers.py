@@ -153,18 +153,12 @@ class BatchNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over batch and space."""
-        if not self.training:
-            return torch.batch_norm(
-                x, self.gamma, self.beta, self.moving_mean, self.moving_variance,
-                False, 0.0, NORM_EPSILON, False,
-            )  # fmt: skip
-        self.count = x.numel() // x.shape[1]
-        # With momentum 1, PyTorch leaves the statistics of this batch in the two buffers. They belong to
-        # the graph until the gradients are taken; `MovingStatistics.correct` comes after that.
+        mean, variance = self.statistics(x.numel() // x.shape[1])
+        # With momentum 1, PyTorch leaves the statistics of a training batch in its two buffers. They belong
+        # to the graph until the gradients are taken; `MovingStatistics.correct` comes after that.
         return torch.batch_norm(
-            x, self.gamma, self.beta, self.batch_mean, self.batch_variance,
-            True, 1.0, NORM_EPSILON, False,
-        )  # fmt: skip
+            x, self.gamma, self.beta, mean, variance, self.training, 1.0, NORM_EPSILON, False
+        )
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor]:
         """Those of the batch in training, else the moving ones."""

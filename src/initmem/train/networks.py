@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -362,13 +363,11 @@ def _check_sizes(model: str, width: int, depth: int, heads: int) -> None:
 
 
 # Every bundled network by name: those that are written for packs, and plain modules.
-Builder = Callable[[int, Shape, int, int, Norm], Grouped]
-
-BUILDERS: dict[str, Builder] = {
-    "resnet9": lambda *args: ResNet9(*args, pool="max"),
-    "resnet9-avgpool": lambda *args: ResNet9(*args, pool="mean"),
-    "resnet56": lambda *args: DeepResNet(*args, n=9),
-    "resnet110": lambda *args: DeepResNet(*args, n=18),
+BUILDERS: dict[str, Callable[..., Grouped]] = {
+    "resnet9": partial(ResNet9, pool="max"),
+    "resnet9-avgpool": partial(ResNet9, pool="mean"),
+    "resnet56": partial(DeepResNet, n=9),
+    "resnet110": partial(DeepResNet, n=18),
     "mlp": MLP,
 }
 MODULES: dict[str, Callable[..., nn.Module]] = {"vit": ViT, "gpt": GPT}
