@@ -220,15 +220,12 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     return variables
 
 
-def counted_flops(recipe: Recipe, sizes: Sizes) -> tuple[int, int, int]:
-    """FLOPs of one example through a network, forward and in training, and the number of its kernels."""
-    small = Recipe.parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
-    return _counted_flops(small, sizes, builder(recipe) if recipe.is_module else None)
-
-
 @lru_cache(maxsize=64)
-def _counted_flops(recipe: Recipe, sizes: Sizes, code: Callable[..., Any] | None) -> tuple[int, int, int]:
-    """What torch counts, remembered for as long as the name stands for the same builder."""
+def counted_flops(recipe: Recipe, sizes: Sizes, code: Callable[..., Any] | None) -> tuple[int, int, int]:
+    """FLOPs of one example through a network, forward and in training, and the number of its kernels.
+
+    They are remembered for as long as the name stands for the same code, that of the builder.
+    """
     with torch.device("cpu" if recipe.is_module else "meta"):  # without memory, where that is known to work
         network, x = (build_module if recipe.is_module else build)(recipe, sizes), _zeros(1, sizes)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -289,15 +286,6 @@ def _told(recipe: Recipe, sizes: Sizes) -> str:
 
 
 # -- whether runs can share a pack ------------------------------------------------------------------------
-
-
-def notes(recipe: Recipe, sizes: Sizes) -> list[str]:
-    """What a user should know before training: why there are no packs, and what the scale leaves alone."""
-    reason = obstacle(recipe, sizes)
-    variables = check_module(recipe, sizes) if recipe.is_module else []
-    left = [variable.name for variable in variables if variable.role == "other"]
-    alone = [f"trains alone: {reason}"] if reason else []
-    return alone + ([f"as the builder made them: {', '.join(left)}"] if left else [])
 
 
 def obstacle(recipe: Recipe, sizes: Sizes) -> str:

@@ -62,12 +62,19 @@ def check(study: Study) -> None:
 
 
 def notes_of(recipe: Recipe, shape: Sizes) -> list[str]:
-    """What a user should know before a plugin's code, or a plain module, is trained."""
+    """What a user should know before a plugin's code, or a plain module, is trained.
+
+    Why there are no packs, and what the scale leaves alone.
+    """
     if not recipe.is_module and not recipe.has_own_optimizer:
         return []
-    from initmem.train.modules import notes
+    from initmem.train.modules import check_module, obstacle
 
-    return notes(recipe, shape)
+    reason = obstacle(recipe, shape)
+    variables = check_module(recipe, shape) if recipe.is_module else []
+    left = [variable.name for variable in variables if variable.role == "other"]
+    alone = [f"trains alone: {reason}"] if reason else []
+    return alone + ([f"as the builder made them: {', '.join(left)}"] if left else [])
 
 
 def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
@@ -108,6 +115,8 @@ class Flops(NamedTuple):
 def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int = 0) -> Flops:
     """The FLOPs of one example through the network of a recipe; tokens have a vocabulary."""
     from initmem.data.dataset import Sizes
-    from initmem.train.modules import counted_flops
+    from initmem.train.modules import builder, counted_flops
 
-    return Flops(*counted_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary)))
+    small = type(recipe).parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
+    code = builder(recipe) if recipe.is_module else None
+    return Flops(*counted_flops(small, Sizes(1, 1, 1, *shape, classes, vocabulary), code))
