@@ -33,9 +33,9 @@ def by_replica(variable: Tensor, replicas: int) -> Tensor:
 class Layer(nn.Module):
     """A layer with a kernel and a bias. Kernels are what initialization scales and the weight norm counts."""
 
-    def __init__(self, replicas: int, fan_in: int, kernel: tuple[int, ...]) -> None:
+    def __init__(self, replicas: int, *kernel: int) -> None:
         super().__init__()
-        self.replicas, self.fan_in = replicas, fan_in
+        self.replicas, self.fan_in = replicas, math.prod(kernel[1:])
         self.kernel = nn.Parameter(torch.zeros(replicas * kernel[0], *kernel[1:]))
         self.bias = nn.Parameter(torch.zeros(replicas * kernel[0]))
 
@@ -52,7 +52,7 @@ class Conv(Layer):
     """A convolution with 'same' padding; kernel (replica * out, in, size, size)."""
 
     def __init__(self, replicas: int, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> None:
-        super().__init__(replicas, inputs * size * size, (outputs, inputs, size, size))
+        super().__init__(replicas, outputs, inputs, size, size)
         self.inputs, self.size, self.stride = inputs, size, stride
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,8 +91,7 @@ class Dense(Layer):
     """A fully connected layer; kernel (replica * out, in)."""
 
     def __init__(self, replicas: int, inputs: int, outputs: int) -> None:
-        super().__init__(replicas, inputs, (outputs, inputs))
-        self.inputs = inputs
+        super().__init__(replicas, outputs, inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in), or shared (batch, in), to (batch, replica * out)."""
@@ -266,4 +265,5 @@ def in_one_call(x: Tensor, layers: Sequence[ConvNormRelu], lanes: native.Lanes) 
         statistics += layer.norm.statistics(count) or ()
         count = count // 4 if layer.pool else count
     blocks, training = [layer.block for layer in layers], layers[0].training
-    return native.chain(x, blocks, variables, statistics, NORM_EPSILON, lanes, training=training)
+    y: Tensor = native.Chain.apply(x, blocks, statistics, NORM_EPSILON, lanes, training, *variables)
+    return y

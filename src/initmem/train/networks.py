@@ -257,11 +257,12 @@ class Block(nn.Module):
 def encoded(x: Tensor, blocks: nn.ModuleList, heads: int, norm: nn.LayerNorm, mask: Tensor | None) -> Tensor:
     """The norm of what blocks make of (batch, position, width)."""
     if native.can_transform(x):
-        variables = [*blocks.parameters(), *norm.parameters()]
-        return native.transformer(x, variables, heads=heads, causal=mask is not None, epsilon=norm.eps)
-    for block in blocks:
-        x = block(x, mask)
-    out: Tensor = norm(x)
+        settings = heads, mask is not None, norm.eps, torch.is_grad_enabled()
+        out: Tensor = native.Transformer.apply(x, *settings, *blocks.parameters(), *norm.parameters())[0]
+    else:
+        for block in blocks:
+            x = block(x, mask)
+        out = norm(x)
     return out
 
 

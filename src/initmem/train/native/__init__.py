@@ -300,26 +300,13 @@ def call(name: str, *arguments: Any) -> Any:
 Block = tuple[int, int, bool, bool]
 
 
-def chain(
-    x: Tensor,
-    blocks: Sequence[Block],
-    variables: Sequence[Tensor],
-    statistics: Sequence[Tensor],
-    epsilon: float,
-    lanes: Lanes,
-    *,
-    training: bool,
-) -> Tensor:
+class Chain(torch.autograd.Function):
     """Blocks one after another, in one call. Only differentiable in training.
 
     The variables are kernel, bias, gamma and beta of every block. The statistics, as in `normalize`, are mean
     and variance of every block; none: layer normalization.
     """
-    y: Tensor = _Chain.apply(x, blocks, statistics, epsilon, lanes, training, *variables)
-    return y
 
-
-class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -331,6 +318,7 @@ class _Chain(torch.autograd.Function):
         training: bool,
         *variables: Tensor,
     ) -> Tensor:
+        """The output of the last block, (batch, channel * lane, h, w)."""
         n, _, height, width = x.shape
         weights, moments = InLanes(variables, lanes), InLanes(statistics, lanes)
         weights.load()
@@ -352,6 +340,7 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the images, if they need any, and of all variables."""
         x, buffer, *variables = ctx.saved_tensors
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
@@ -442,29 +431,23 @@ class _Head(torch.autograd.Function):
 
 
 def can_transform(x: Tensor) -> bool:
-    """Whether `transformer` supports activations (sequence, position, channel)."""
+    """Whether `Transformer` supports activations (sequence, position, channel)."""
     return x.shape[-1] % 4 == 0 and ready(x.device, x.dtype)
 
 
-def transformer(
-    x: Tensor, variables: Sequence[Tensor], *, heads: int, causal: bool, epsilon: float
-) -> Tensor:
+class Transformer(torch.autograd.Function):
     """Pre-norm blocks with GELU and the norm after the last one; in a pack, under `torch.func.vmap`.
 
     Each block has 12 variables, as `networks.Block` declares them: gamma and beta of both norms, then weight
     and bias of the product that gives query, key and value, of the projection, and of the two products of the
     MLP, which is 4 times as wide.
     """
-    y: Tensor = _Transformer.apply(x, heads, causal, epsilon, torch.is_grad_enabled(), *variables)[0]
-    return y
 
-
-class _Transformer(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, heads: int, causal: bool, epsilon: float, keep: bool, *variables: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The output, and what the backward pass needs; in a pack, all tensors begin with the replica."""
+        """The output, and, to `keep`, what the backward pass needs; in a pack, all begin with the replica."""
         x, variables = x.contiguous(), tuple(variable.contiguous() for variable in variables)
         net, suffix = _net(x, variables, heads, causal, epsilon)
         buffer, y = x.new_empty(call(f"transformer_floats{suffix}", net, keep)), torch.empty_like(x)
@@ -473,6 +456,7 @@ class _Transformer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the backward pass needs."""
         ctx.settings = inputs[1:4]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
@@ -481,6 +465,7 @@ class _Transformer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the activations and of all variables."""
         buffer, *variables = ctx.saved_tensors
         variables = [variable.contiguous() for variable in variables]
         grad_output = grad_output.contiguous()
@@ -498,7 +483,7 @@ class _Transformer(torch.autograd.Function):
             return tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
         x, *variables = map(by_replica, (inputs[0], *inputs[5:]), (in_dims[0], *in_dims[5:]))
-        return _Transformer.apply(x, *inputs[1:5], *variables), (0, None)
+        return Transformer.apply(x, *inputs[1:5], *variables), (0, None)
 
 
 def _net(x: Tensor, variables: Sequence[Tensor], heads: int, causal: bool, epsilon: float) -> tuple[Any, str]:
