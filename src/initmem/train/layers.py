@@ -117,8 +117,9 @@ class Norm(nn.Module):
         """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, add `skip`, then ReLU."""
         fits = self.by_channel or (self.replicas == 1 and skip is None)
         if fits and native.can_normalize(x, pool=pool, skip=skip):
-            variables = self.gamma, self.beta, self.statistics(x.numel() // x.shape[1])
-            return native.normalize(x, *variables, NORM_EPSILON, pool=pool, training=self.training, skip=skip)
+            variables = self.gamma, self.beta, self.statistics(x.numel() // x.shape[1]), skip
+            y: Tensor = native.Normalize.apply(x, *variables, NORM_EPSILON, pool, self.training)
+            return y
         x = self(x)
         if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)

@@ -66,41 +66,21 @@ def suits(x: Tensor) -> bool:
 
 
 def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
-    """Whether `normalize` supports this batch, and the skip connection that is added to it."""
+    """Whether `Normalize` supports this batch, and the skip connection that is added to it."""
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0
     fits = skip is None or (skip.shape == x.shape and not pool and suits(skip))
     return channels % LANES == 0 and (even or not pool) and fits and suits(x)
 
 
-def normalize(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    statistics: tuple[Tensor, Tensor] | None,
-    epsilon: float,
-    *,
-    pool: bool,
-    training: bool,
-    skip: Tensor | None = None,
-) -> Tensor:
+class Normalize(torch.autograd.Function):
     """Batch normalization, 2x2 max pooling if `pool`, + `skip` if given, and ReLU.
 
     Gamma, beta, mean and variance have shape (channel,). In training, `statistics` are outputs: the mean and
     the unbiased variance of the batch. Else they are inputs, and the result is not differentiable. None:
     layer normalization over the channels of each pixel, without a skip connection.
     """
-    if training or statistics is None:
-        differentiable: Tensor = _Normalize.apply(x, gamma, beta, statistics, skip, epsilon, pool)
-        return differentiable
-    n, channels, height, width = x.shape
-    y = _output(x, pool=pool)
-    sizes = n, height, width, channels, pool
-    call("normalize_fixed", x, *sizes, skip, gamma, beta, epsilon, *statistics, y)
-    return y
 
-
-class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -111,22 +91,30 @@ class _Normalize(torch.autograd.Function):
         skip: Tensor | None,
         epsilon: float,
         pool: bool,
+        training: bool,
     ) -> Tensor:
+        """The normalized images, (batch, channel, h', w')."""
         n, channels, height, width = x.shape
         ctx.sizes = n, height, width, channels, *([SINGLE.lanes] if statistics is None else []), pool
         ctx.by_layer = statistics is None
-        y = _output(x, pool=pool)
+        shape = (n, channels, height // 2, width // 2) if pool else x.shape
+        y = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
         if statistics is None:
             saved = x.new_empty(n * height * width, 2)
             call("layer_normalize", x, *ctx.sizes, gamma, beta, epsilon, saved, y)
-        else:
+        elif training:
             saved = x.new_empty(4, channels)
             call("normalize", x, *ctx.sizes, skip, gamma, beta, epsilon, *statistics, saved, y)
+        else:
+            call("normalize_fixed", x, *ctx.sizes, skip, gamma, beta, epsilon, *statistics, y)
+            ctx.mark_non_differentiable(y)
+            return y
         ctx.save_for_backward(x, gamma, beta, saved, None if skip is None else y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the images, gamma, beta and the skip connection."""
         x, gamma, beta, saved, y = ctx.saved_tensors
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         gradients = tuple(map(torch.empty_like, (x, gamma, beta)))
@@ -135,7 +123,7 @@ class _Normalize(torch.autograd.Function):
             call("layer_normalize_backward", x, grad_output, *ctx.sizes, gamma, beta, saved, *gradients)
         else:
             call("normalize_backward", x, grad_output, *ctx.sizes, y, saved, *gradients, grad_skip)
-        return *gradients, None, grad_skip, None, None
+        return *gradients, None, grad_skip, None, None, None
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
@@ -275,12 +263,6 @@ def _is_block(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or channels_last
 
 
-def _output(x: Tensor, *, pool: bool) -> Tensor:
-    n, channels, height, width = x.shape
-    shape = (n, channels, height // 2, width // 2) if pool else x.shape
-    return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
-
-
 def call(name: str, *arguments: Any) -> Any:
     """Call a function of layers.h; a tensor is passed as the address of its elements, None as NULL."""
     function = getattr(library(), name)
@@ -303,7 +285,7 @@ Block = tuple[int, int, bool, bool]
 class Chain(torch.autograd.Function):
     """Blocks one after another, in one call. Only differentiable in training.
 
-    The variables are kernel, bias, gamma and beta of every block. The statistics, as in `normalize`, are mean
+    The variables are kernel, bias, gamma and beta of every block. The statistics, as in `Normalize`, are mean
     and variance of every block; none: layer normalization.
     """
 
