@@ -280,7 +280,7 @@ class Init:
         if draw == "own":
             rules.rescale(table.variables, table.sizes)
         else:
-            drawn = rules.draws(table.variables, table.sizes, self._kernel, self._rng.standard_normal)
+            drawn = rules.draws(self._rng, table.variables, table.sizes, self._drawing.distribution)
             for variable, values in drawn:
                 variable.place.set(values)
         # A function of the user takes a pytree as it will be: when it is rebuilt.

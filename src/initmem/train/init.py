@@ -76,9 +76,8 @@ def initialize_replica(variables: Sequence[Variable], run: Run, tensors: Mapping
     if recipe.init_mode == "rescale":
         rescale(variables, factors(recipe, run.scale, variables))
     else:
-        draw_kernel = partial(draw, rng, distribution=recipe.distribution)
         sizes = deviations(recipe, run.scale, variables)
-        for variable, drawn in draws(variables, sizes, draw_kernel, rng.standard_normal):
+        for variable, drawn in draws(rng, variables, sizes, recipe.distribution):
             variable.place.set(drawn)
     if run.intervention:
         intervene(run, 0, variables, tensors)
@@ -87,16 +86,16 @@ def initialize_replica(variables: Sequence[Variable], run: Run, tensors: Mapping
 
 
 def draws(
+    rng: np.random.Generator,
     variables: Sequence[Variable],
     deviations: Mapping[str, float],
-    draw_kernel: Callable[[tuple[int, ...]], Array],
-    draw_bias: Callable[[tuple[int, ...]], Array],
+    distribution: Distribution,
 ) -> Iterator[tuple[Variable, Array]]:
     """New values of all that have a deviation; the random numbers of a seed are the same at every scale."""
     for variable in variables:
         if variable.name in deviations:
-            drawn = (draw_kernel if variable.role == "kernel" else draw_bias)(variable.shape)
-            yield variable, drawn * deviations[variable.name]
+            of_role: Distribution = distribution if variable.role == "kernel" else "normal"
+            yield variable, draw(rng, variable.shape, of_role) * deviations[variable.name]
 
 
 def rescale(variables: Sequence[Variable], factors: Mapping[str, float]) -> None:
@@ -248,8 +247,7 @@ class State:
         """
         recipe, rng = self.run.recipe.initialization(), generator(self.run.seed_of("init"), "init", stream)
         chosen = {variable.name for variable in self.chosen(usual)}
-        draw_kernel = partial(draw, rng, distribution=distribution or recipe.distribution)
-        pairs = draws(self.variables, self.deviations(), draw_kernel, rng.standard_normal)
+        pairs = draws(rng, self.variables, self.deviations(), distribution or recipe.distribution)
         return [(variable, values) for variable, values in pairs if variable.name in chosen]
 
     def deviations(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,19 +24,14 @@ MULTIPLICATIONS_AT_ONCE = 1e10  # in forward passes: a call takes a fraction of 
 class LaneTraining:
     """Training of a network whose blocks are one call, `at_once` batches in a call.
 
+    `images`: of a batch, their number, height and width. `kernels`: the indices of the kernels.
     `rule` is None if the rule of the optimizer is not in C; then `train` must not be called.
 
     Variables, state of the rule and moving statistics are copied into lanes for each call, and back.
     """
 
     def __init__(
-        self,
-        network: ResNet9,
-        optimizer: Optimizer,
-        kernels: Sequence[int],
-        batch: int,
-        height: int,
-        width: int,
+        self, network: ResNet9, optimizer: Optimizer, kernels: Sequence[int], images: tuple[int, int, int]
     ) -> None:
         assert network.lanes is not None
         lanes, layers = network.lanes, network.chain()
@@ -54,12 +50,12 @@ class LaneTraining:
         variables = [*self.variables.tensors, head_kernel, head_bias]
         gradients = list(map(torch.zeros_like, variables))
         states = [[*copy.tensors, *own[-2:]] for copy, own in zip(self.slots, slots.values(), strict=True)]
-        work, pixels = 0, batch * height * width
+        work, pixels = 0, math.prod(images)
         for layer in layers:
             work += layer.conv.kernel.numel() * pixels
             pixels //= 4 if layer.pool else 1
         self.at_once = max(1, min(BATCHES_AT_ONCE, int(MULTIPLICATIONS_AT_ONCE / work)))
-        blocks, images = [layer.block for layer in layers], (batch, height, width)
+        blocks = [layer.block for layer in layers]
         fields: list[Any] = [
             network_fields(blocks, images, self.variables.tensors, batch_statistics, NORM_EPSILON, lanes),
             layers[0].conv.inputs, self.replicas, len(head_bias) // self.replicas, network.pool == "max",

@@ -108,8 +108,8 @@ class Pack:
         self.optimizer = self._optimizer(data.sizes)
         self.in_lanes: LaneTraining | None = None  # trained in one call for many batches
         if isinstance(self.network, ResNet9) and self.network.lanes is not None:
-            sizes = min(self.recipe.batch_size, len(self.train)), data.sizes.height, data.sizes.width
-            self.in_lanes = LaneTraining(self.network, self.optimizer, self.kernel_indices, *sizes)
+            images = min(self.recipe.batch_size, len(self.train)), data.sizes.height, data.sizes.width
+            self.in_lanes = LaneTraining(self.network, self.optimizer, self.kernel_indices, images)
             if self.replicas > 1:
                 self.evaluated_at_once *= 8  # C divides them further, so that they stay in the cache
         self.initial, self.best = (
