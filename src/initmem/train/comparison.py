@@ -56,7 +56,6 @@ def _estimate_statistics(pack: Pack) -> None:
         index = torch.arange(min(ALIGNED, len(pack.train)), device=pack.device)
         pack.network.train()
         pack.logits(pack.train.packed(index[:, None].expand(-1, pack.replicas))[0])
-        pack.statistics.correct()
         pack.statistics.absorb(1.0)
 
 

@@ -153,9 +153,11 @@ class BatchNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over batch and space."""
+        if self.training and self.count == 1:  # PyTorch would multiply an undefined variance by zero
+            self.batch_variance.zero_()
         mean, variance = self.statistics(x.numel() // x.shape[1])
         # With momentum 1, PyTorch leaves the statistics of a training batch in its two buffers. They belong
-        # to the graph until the gradients are taken; `MovingStatistics.correct` comes after that.
+        # to the graph until the gradients are taken; `MovingStatistics.absorb` comes after that.
         return torch.batch_norm(
             x, self.gamma, self.beta, mean, variance, self.training, 1.0, NORM_EPSILON, False
         )
@@ -169,7 +171,7 @@ class BatchNorm(Norm):
 
 
 class MovingStatistics:
-    """The moving statistics of several layers. After every batch: `correct`, then `absorb`."""
+    """The moving statistics of several layers."""
 
     def __init__(self, norms: Sequence[BatchNorm]) -> None:
         self.norms = list(norms)
@@ -179,27 +181,21 @@ class MovingStatistics:
         self.together = native.Together(self.batch_means, self.batch_variances, self.means, self.variances)
 
     @torch.no_grad()
-    def correct(self) -> None:
-        """Make the batch variances biased: PyTorch's are unbiased, Keras 3 uses the biased ones.
-
-        In C it is part of `absorb`.
-        """
-        if not self.norms or self.together.ready:
-            return
-        for norm in self.norms:
-            if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
-                norm.batch_variance.zero_()
-        torch._foreach_mul_(self.batch_variances, self._biased())
-
-    @torch.no_grad()
     def absorb(self, rate: float | None = None) -> None:
-        """Move them towards the statistics of the last batch."""
+        """Move them towards the statistics of the last batch, whose variances are made biased.
+
+        Those of PyTorch are unbiased, Keras 3 uses the biased ones.
+        """
         if not self.norms:
             return
         rate = 1 - MOVING_AVERAGE if rate is None else rate
         if self.together.ready:
             self.together.absorb(self._biased(), rate)
             return
+        for norm in self.norms:
+            if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
+                norm.batch_variance.zero_()
+        torch._foreach_mul_(self.batch_variances, self._biased())
         torch._foreach_lerp_(self.means, self.batch_means, rate)
         torch._foreach_lerp_(self.variances, self.batch_variances, rate)
 

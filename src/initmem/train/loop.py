@@ -157,7 +157,6 @@ def train_batch(pack: Pack, batch: Batch, rate: float, k: int) -> None:
         losses.sum() / len(x), pack.parameters, materialize_grads=pack.recipe.is_module
     )
     with torch.no_grad():
-        pack.statistics.correct()
         if pack.recipe.batch_statistics == "moving":
             pack.statistics.absorb()
         pack.running["angular"] += rate * pack.ratio / pack.kernel_squares()
@@ -272,7 +271,6 @@ def estimate_statistics(pack: Pack, batches: Sequence[Batch]) -> None:
     pack.set_training(True)
     for batch, share in zip(batches, shares, strict=True):
         pack.logits(pack.train.packed(*batch)[0])
-        pack.statistics.correct()
         pack.statistics.absorb(share)
 
 
