@@ -26,7 +26,7 @@ from initmem.data.dataset import Dataset, Sizes, noise
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS
-from initmem.register import in_a_line
+from initmem.register import in_a_line, plugin_code
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import deviations, factors, initialize_replica
@@ -181,14 +181,9 @@ def builder(recipe: Recipe) -> Callable[..., Any]:
 def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
     """Call the builder of a recipe's module; what it draws itself depends on the seed alone."""
     build = builder(recipe)
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([]), plugin_code(f"{_told(recipe, sizes)}: its builder"):
         torch.manual_seed(seed)
-        try:
-            module = build(sizes.input, sizes.classes, recipe.width, **recipe.network_options())
-        except ModelError:
-            raise
-        except Exception as error:  # a plugin may raise anything
-            raise ModelError(f"{_told(recipe, sizes)}: its builder raised {in_a_line(error)}") from None
+        module = build(sizes.input, sizes.classes, recipe.width, **recipe.network_options())
     if not isinstance(module, nn.Module):
         what = f"an object of type {type(module).__name__} (needed: a torch.nn.Module)"
         raise ModelError(f"{_told(recipe, sizes)}: its builder returned {what}")
@@ -204,11 +199,8 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     size_of = deviations if recipe.init_mode == "redraw" else factors
     size_of(recipe, 1.0, variables)  # whether the layers that the recipe names are there, with their fan-ins
     told = _told(recipe, sizes)
-    try:
-        with torch.no_grad(), torch.random.fork_rng([]):
-            out = module.eval()(_zeros(2, sizes))
-    except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{told}: its forward pass raised {in_a_line(error)}") from None
+    with plugin_code(f"{told}: its forward pass"), torch.no_grad(), torch.random.fork_rng([]):
+        out = module.eval()(_zeros(2, sizes))
     if not isinstance(out, Tensor) or not out.is_floating_point():
         kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
         raise ModelError(f"{told}: its output is {kind} (needed: a tensor of floating-point logits)")
@@ -318,13 +310,11 @@ def check_optimizer(recipe: Recipe, sizes: Sizes) -> None:
     data, runs = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH), [Run(trial, 1.0, 0)]
     told = f"optimizer = {recipe.optimizer!r}"
     whole, resumed = Pack(runs, data), Pack(runs, data)
-    try:
+    with plugin_code(f"{told}: an update"):
         train_epoch(whole)
         resumed.restore(whole.checkpoint())
         for pack in (whole, resumed):
             train_epoch(pack)
-    except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{told}: an update raised {in_a_line(error)}") from None
     if not _same(whole.history[0], resumed.history[0], tolerance=0.0):
         raise ModelError(
             f"{told}: a resumed run takes other steps (needed: all that changes is in its state or "

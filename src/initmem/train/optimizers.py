@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from initmem.catalog import OPTIMIZERS
-from initmem.errors import InitmemError, ModelError
+from initmem.errors import ModelError
 from initmem.recipe import Recipe
-from initmem.register import in_a_line, optimizers
+from initmem.register import optimizers, plugin_code
 from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
@@ -456,12 +456,8 @@ def _built(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimize
         options["betas"] = (recipe.beta1, recipe.beta2)
     if "epsilon" in fields:
         options["eps"] = recipe.epsilon
-    try:
+    with plugin_code(f"{field}: it"):
         optimizer = build(groups, **options)
-    except InitmemError:
-        raise
-    except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{field}: it raised {in_a_line(error)}") from None
     if not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise ModelError(
