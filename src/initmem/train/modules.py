@@ -36,6 +36,7 @@ from initmem.train.networks import BUILDERS, MODULES, Network, build, count
 from initmem.train.pack import Pack
 from initmem.train.variables import Share, Variable, torch_variables
 
+Options = tuple[tuple[str, Any], ...]  # of a recipe
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
 # A trial of whether runs can share a pack.
 SCALES = (0.5, 1.0, 2.0)
@@ -213,11 +214,14 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
 
 
 @lru_cache(maxsize=64)
-def counted_flops(recipe: Recipe, sizes: Sizes, code: Callable[..., Any] | None) -> tuple[int, int, int]:
+def counted_flops(
+    model: str, options: Options, width: int, sizes: Sizes, code: Callable[..., Any] | None
+) -> tuple[int, int, int]:
     """FLOPs of one example through a network, forward and in training, and the number of its kernels.
 
     They are remembered for as long as the name stands for the same code, that of the builder.
     """
+    recipe = Recipe.parse({"model": model, "options": options, "width": width})
     with torch.device("cpu" if recipe.is_module else "meta"):  # without memory, where that is known to work
         network, x = (build_module if recipe.is_module else build)(recipe, sizes), _zeros(1, sizes)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

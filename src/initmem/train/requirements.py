@@ -117,6 +117,5 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int 
     from initmem.data.dataset import Sizes
     from initmem.train.modules import builder, counted_flops
 
-    small = type(recipe).parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
-    code = builder(recipe) if recipe.is_module else None
-    return Flops(*counted_flops(small, Sizes(1, 1, 1, *shape, classes, vocabulary), code))
+    sizes, code = Sizes(1, 1, 1, *shape, classes, vocabulary), builder(recipe) if recipe.is_module else None
+    return Flops(*counted_flops(recipe.model, recipe.options, recipe.width, sizes, code))
