@@ -36,12 +36,7 @@ Array = NDArray[np.float64]
 Rows = dict[str, list[float]]
 Batch = tuple[Tensor, Tensor | None]  # indices (batch, replica), augmentation draws (batch, replica, 3)
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
-OF_RUNS = (
-    "history",
-    "layers",
-    "norm_init",
-    "status",
-)  # what a pack holds of each run, and its checkpoint too
+OF_RUNS = ("history", "layers", "norm_init", "status")  # held for each run, also by its checkpoint
 PARENT = "parent/"  # before the names of a parent's tensors in a checkpoint
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
 PAD = 4
