@@ -139,18 +139,12 @@ def _stack(modules: Sequence[nn.Module]) -> None:
     stacked: dict[int, Tensor] = {}  # by the tensor of the first module: a tied tensor stays one
     for name, tensor in each[0].items():
         if id(tensor) not in stacked:
-            stacked[id(tensor)] = _joined([own[name] for own in each])
+            whole = torch.stack([own[name] for own in each]) if len(each) > 1 else tensor.contiguous()
+            whole = whole.flatten(0, 1).detach() if len(each) > 1 and tensor.ndim else whole.detach()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            stacked[id(tensor)] = nn.Parameter(whole, tensor.requires_grad) if is_parameter else whole
         path, _, attribute = name.rpartition(".")
         setattr(first.get_submodule(path), attribute, stacked[id(tensor)])
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    first = tensors[0]
-    whole = first.contiguous() if len(tensors) == 1 else torch.stack(list(tensors))
-    if len(tensors) > 1 and first.ndim:
-        whole = whole.flatten(0, 1)
-    is_parameter = isinstance(first, nn.Parameter)
-    return nn.Parameter(whole.detach(), first.requires_grad) if is_parameter else whole.detach()
 
 
 def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> ModulePack:

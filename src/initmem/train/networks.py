@@ -40,9 +40,7 @@ class Network(nn.Module, ABC):
     def __init__(self, replicas: int) -> None:
         super().__init__()
         self.replicas = replicas
-        self.update = (
-            0  # which comes next: random numbers of a network depend on it, and on nothing before it
-        )
+        self.update = 0  # that comes next: its random numbers depend on it, and on nothing before it
 
     @abstractmethod
     def kernel_names(self) -> list[str]:
