@@ -92,11 +92,7 @@ class ResNet9(Grouped):
     ) -> None:
         super().__init__(replicas)
         channels = shape[0]
-
-        def block(inputs: int, outputs: int, *, pool: bool = False, residual: bool = False) -> ConvNormRelu:
-            return ConvNormRelu(replicas, inputs, outputs, norm, pool=pool, residual=residual)
-
-        w = width
+        block, w = partial(ConvNormRelu, replicas, norm=norm), width
         self.stem = block(channels, w)
         self.down1 = block(w, 2 * w, pool=True)
         self.residual1 = nn.Sequential(block(2 * w, 2 * w), block(2 * w, 2 * w, residual=True))
