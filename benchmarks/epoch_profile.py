@@ -22,8 +22,8 @@ from initmem.train.loop import train_epoch
 from initmem.train.pack import Pack
 
 KINDS = {
-    "gradients of blocks": ("_ChainBackward", "_TransformerBackward"),  # many layers in one call
-    "blocks": ("_Chain", "_Transformer"),
+    "gradients of blocks": ("ChainBackward", "TransformerBackward"),  # many layers in one call
+    "blocks": ("Chain", "Transformer"),
     "gradients of convolutions": ("convolution_backward", "ConvolutionBackward"),  # first: part of the name
     "convolutions": ("mkldnn_convolution", "_Convolution"),
     "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "_Head"),

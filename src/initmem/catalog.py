@@ -82,7 +82,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7}
 MUON = ADAM | {"momentum": 0.95, "weight_decay": 1e-4}
 # Muon in Keras 3 handles only 2-D variables (here: dense kernels) and leaves convolutions to Adam; muon-conv
 # handles both, as its author intended.
-DENSE, DENSE_AND_CONV = {"axes": (2,)}, {"axes": (2, 4)}
+DENSE, DENSE_AND_CONV, BY_ROW = {"axes": (2,)}, {"axes": (2, 4)}, {"axes": (2, 4), "by_row": True}
 # Fields and defaults of the signatures in torch.optim. Not among them are LBFGS, which needs a closure,
 # SparseAdam (sparse gradients) and Muon (it takes matrices only).
 TORCH_DECAY = {"weight_decay": 0.0}
@@ -95,9 +95,7 @@ OPTIMIZERS = {
     "adamw": OptimizerRow("normalized", "Adam", ADAM | {"weight_decay": 1e-4}, own_rates=True),
     "muon": OptimizerRow("normalized", "Muon", MUON, DENSE, own_rates=True),
     "muon-conv": OptimizerRow("normalized", "Muon", MUON, DENSE_AND_CONV, own_rates=True),
-    "normuon": OptimizerRow(
-        "normalized", "Muon", MUON | {"beta2": 0.95}, DENSE_AND_CONV | {"by_row": True}, own_rates=True
-    ),
+    "normuon": OptimizerRow("normalized", "Muon", MUON | {"beta2": 0.95}, BY_ROW, own_rates=True),
     "lion": OptimizerRow("normalized", "Lion", {"beta1": 0.9, "beta2": 0.99}, own_rates=True),
     "schedule-free-sgd": OptimizerRow(
         "averaged", "ScheduleFreeSGD", {"schedule": "constant", "beta1": 0.9, "weight_decay": 0.0}
@@ -106,7 +104,7 @@ OPTIMIZERS = {
         "normalized", "ScheduleFreeAdamW", ADAM | {"schedule": "constant", "epsilon": 1e-8}
     ),
     "sf-normuon": OptimizerRow(
-        "normalized", "ScheduleFreeNorMuon", MUON | {"schedule": "constant", "beta2": 0.95}, DENSE_AND_CONV
+        "normalized", "ScheduleFreeNorMuon", MUON | {"schedule": "constant", "beta2": 0.95}, BY_ROW
     ),
     "torch:ASGD": OptimizerRow("averaged", "torch", TORCH_DECAY),
     "torch:Adadelta": OptimizerRow("normalized", "torch", TORCH_DECAY | {"epsilon": 1e-6}),

@@ -26,7 +26,8 @@ import importlib.metadata
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,7 @@ from pydantic import ConfigDict, create_model
 
 from initmem import catalog
 from initmem.catalog import InterventionRow, Options
-from initmem.errors import ConfigError, allowed, validated
+from initmem.errors import ConfigError, InitmemError, ModelError, allowed, validated
 
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
@@ -237,6 +238,17 @@ def _imported(name: str, action: Callable[[], Any]) -> None:
         raise
     except (Exception, SystemExit) as error:  # a plugin may raise anything
         raise ConfigError(f"plugin {name}: cannot be imported ({in_a_line(error)})") from None
+
+
+@contextmanager
+def plugin_code(what: str) -> Iterator[None]:
+    """Code of a plugin may raise anything: say what raised it, unless it is a mistake in initmem's words."""
+    try:
+        yield
+    except InitmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{what} raised {in_a_line(error)}") from None
 
 
 def in_a_line(error: BaseException) -> str:

@@ -237,7 +237,7 @@ class Init:
         if any(v.role == "kernel" for v in parameters):
             rule = rules.factors if draw == "own" else rules.deviations
             sizes = rule(recipe, self.run.scale, parameters)
-            scaled = rules.scaled_names(recipe, parameters)
+            scaled = rules.chosen_names(recipe.scaled, "scaled", parameters)
         if draw == "own":  # no factor can change zeros
             zero = {v.name for v in parameters if v.name in scaled and not bool(v.place.value().any())}
             parameters = [replace(v, note=ALL_ZERO) if v.name in zero else v for v in parameters]
@@ -275,7 +275,9 @@ class Init:
         if draw == "own":
             rules.rescale(table.variables, table.sizes)
         else:
-            rules.redraw(table.variables, table.sizes, self._kernel, self._rng.standard_normal)
+            drawn = rules.draws(self._rng, table.variables, table.sizes, self._drawing.distribution)
+            for variable, values in drawn:
+                variable.place.set(values)
         # A function of the user takes a pytree as it will be: when it is rebuilt.
         at_the_end = is_pytree(model) and self.run.intervention in self._functions
         if self.run.intervention and not at_the_end:

@@ -56,7 +56,6 @@ def _estimate_statistics(pack: Pack) -> None:
         index = torch.arange(min(ALIGNED, len(pack.train)), device=pack.device)
         pack.network.train()
         pack.logits(pack.train.packed(index[:, None].expand(-1, pack.replicas))[0])
-        pack.statistics.correct()
         pack.statistics.absorb(1.0)
 
 
@@ -105,8 +104,6 @@ def layer_arrays(pack: Pack, replica: int) -> dict[str, NDArray[np.float64]]:
     """
     rows, history = np.array(pack.layers[replica]), pack.history[replica][pack.recipe.selecting_loss]
     last = len(history)
-    if len(rows) != last + 1:  # resumed from a checkpoint of an earlier version
-        return {}
     best = int(np.argmin(history)) + 1 if last else 0
     step = math.ceil(pack.recipe.epochs / MOST_EPOCHS)  # the same for all runs of a recipe
     epochs = sorted({*range(0, last, step), best, last})

@@ -23,19 +23,7 @@ import platformdirs
 from initmem.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
-SOURCES = (
-    "normalize.c",
-    "layer_norm.c",
-    "few_channels.c",
-    "winograd.c",
-    "lanes.c",
-    "wide.c",
-    "chain.c",
-    "head.c",
-    "transformer.c",
-    "update.c",
-    "train.c",
-)
+SOURCES = sorted(path.name for path in SOURCE.glob("*.c"))
 HEADERS = ("layers.h", "vectors.h")  # cffi reads the declarations in the first
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -76,25 +76,26 @@ def initialize_replica(variables: Sequence[Variable], run: Run, tensors: Mapping
     if recipe.init_mode == "rescale":
         rescale(variables, factors(recipe, run.scale, variables))
     else:
-        draw_kernel = partial(draw, rng, distribution=recipe.distribution)
-        redraw(variables, deviations(recipe, run.scale, variables), draw_kernel, rng.standard_normal)
+        sizes = deviations(recipe, run.scale, variables)
+        for variable, drawn in draws(rng, variables, sizes, recipe.distribution):
+            variable.place.set(drawn)
     if run.intervention:
         intervene(run, 0, variables, tensors)
     first = next(variable for variable in variables if variable.role == "kernel")
     first.place.parameters[0].view(-1)[0] *= run.perturbation
 
 
-def redraw(
+def draws(
+    rng: np.random.Generator,
     variables: Sequence[Variable],
     deviations: Mapping[str, float],
-    draw_kernel: Callable[[tuple[int, ...]], Array],
-    draw_bias: Callable[[tuple[int, ...]], Array],
-) -> None:
-    """Draw every variable that has a deviation; the random numbers of a seed are the same at every scale."""
+    distribution: Distribution,
+) -> Iterator[tuple[Variable, Array]]:
+    """New values of all that have a deviation; the random numbers of a seed are the same at every scale."""
     for variable in variables:
         if variable.name in deviations:
-            drawn = (draw_kernel if variable.role == "kernel" else draw_bias)(variable.shape)
-            variable.place.set(drawn * deviations[variable.name])
+            of_role: Distribution = distribution if variable.role == "kernel" else "normal"
+            yield variable, draw(rng, variable.shape, of_role) * deviations[variable.name]
 
 
 def rescale(variables: Sequence[Variable], factors: Mapping[str, float]) -> None:
@@ -149,17 +150,12 @@ def mup_factors(network: Network, recipe: Recipe, sizes: Sizes) -> list[float]:
 def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
     """The factor of every kernel and bias: the scale if the recipe scales it, times its `layer_scales`."""
     drawn = [variable.name for variable in variables if variable.role in ("kernel", "bias")]
-    scaled = scaled_names(recipe, variables)
+    scaled = chosen_names(recipe.scaled, "scaled", variables)
     factors = {name: scale if name in scaled else 1.0 for name in drawn}
     for selector, fixed in factors_of(recipe.layer_scales).items():
         for name in chosen_names(selector, "layer_scales", variables):
             factors[name] *= fixed
     return factors
-
-
-def scaled_names(recipe: Recipe, variables: Sequence[Variable]) -> set[str]:
-    """The names of what the scale multiplies."""
-    return chosen_names(recipe.scaled, "scaled", variables)
 
 
 def chosen_names(text: str, field: str, variables: Sequence[Variable]) -> set[str]:
@@ -251,16 +247,8 @@ class State:
         """
         recipe, rng = self.run.recipe.initialization(), generator(self.run.seed_of("init"), "init", stream)
         chosen = {variable.name for variable in self.chosen(usual)}
-        sizes = self.deviations()
-        pairs = []
-        for variable in (variable for variable in self.variables if variable.name in sizes):
-            if variable.role == "kernel":
-                values = draw(rng, variable.shape, distribution or recipe.distribution)
-            else:
-                values = rng.standard_normal(variable.shape)
-            if variable.name in chosen:
-                pairs.append((variable, values * sizes[variable.name]))
-        return pairs
+        pairs = draws(rng, self.variables, self.deviations(), distribution or recipe.distribution)
+        return [(variable, values) for variable, values in pairs if variable.name in chosen]
 
     def deviations(self) -> dict[str, float]:
         """The initial standard deviation of every kernel and bias, by name."""
@@ -350,16 +338,10 @@ def start_warm(run: Run, tensors: Mapping[str, Tensor], parent: Mapping[str, Ten
         _move(tensor, parent[name], Intervention.parse(run.intervention).number)
 
 
-def _orthogonal_kernels(state: State) -> None:
-    """Orthogonal kernels, from the random numbers that the recipe draws."""
-    for variable, drawn in state.drawn("kernels", 0, "orthogonal"):
-        variable.place.set(drawn)
-
-
-def _kaiming_uniform(state: State) -> None:
-    """Kernels uniform with variance 2 / fan-in."""
-    for variable, drawn in state.drawn("kernels", 0, "uniform"):
-        variable.place.set(math.sqrt(2) * drawn)
+def _draw_kernels(state: State, distribution: Distribution, size: float = 1.0) -> None:
+    """Kernels from another distribution, by the random numbers that the recipe draws."""
+    for variable, drawn in state.drawn("kernels", 0, distribution):
+        variable.place.set(size * drawn)
 
 
 def _zero_residual(state: State) -> None:
@@ -397,8 +379,8 @@ APPLY: dict[str, Callable[[State], None]] = {
     "reset-optimizer": _reset_optimizer,
     "mix": _mix,
     "warm": lambda state: None,  # the pack does it, which is given the parents: see `start_warm`
-    "orthogonal": _orthogonal_kernels,
-    "kaiming-uniform": _kaiming_uniform,
+    "orthogonal": partial(_draw_kernels, distribution="orthogonal"),
+    "kaiming-uniform": partial(_draw_kernels, distribution="uniform", size=math.sqrt(2)),
     "zero-residual": _zero_residual,
     "exact-norm": _exact_norm,
 }

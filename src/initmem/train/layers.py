@@ -11,9 +11,8 @@ recognizes it by its number of channels and shares it among the replicas instead
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +33,9 @@ def by_replica(variable: Tensor, replicas: int) -> Tensor:
 class Layer(nn.Module):
     """A layer with a kernel and a bias. Kernels are what initialization scales and the weight norm counts."""
 
-    def __init__(self, replicas: int, fan_in: int, kernel: tuple[int, ...]) -> None:
+    def __init__(self, replicas: int, *kernel: int) -> None:
         super().__init__()
-        self.replicas, self.fan_in = replicas, fan_in
+        self.replicas, self.fan_in = replicas, math.prod(kernel[1:])
         self.kernel = nn.Parameter(torch.zeros(replicas * kernel[0], *kernel[1:]))
         self.bias = nn.Parameter(torch.zeros(replicas * kernel[0]))
 
@@ -53,7 +52,7 @@ class Conv(Layer):
     """A convolution with 'same' padding; kernel (replica * out, in, size, size)."""
 
     def __init__(self, replicas: int, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> None:
-        super().__init__(replicas, inputs * size * size, (outputs, inputs, size, size))
+        super().__init__(replicas, outputs, inputs, size, size)
         self.inputs, self.size, self.stride = inputs, size, stride
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,16 +91,21 @@ class Dense(Layer):
     """A fully connected layer; kernel (replica * out, in)."""
 
     def __init__(self, replicas: int, inputs: int, outputs: int) -> None:
-        super().__init__(replicas, inputs, (outputs, inputs))
-        self.inputs = inputs
+        super().__init__(replicas, outputs, inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in), or shared (batch, in), to (batch, replica * out)."""
         return grouped_product(x, self.kernel, self.replicas) + self.bias
 
 
-class Norm(nn.Module, ABC):
-    """A normalization layer with a learned scale (gamma) and shift (beta) per channel."""
+class Norm(nn.Module):
+    """A normalization layer with a learned scale (gamma) and shift (beta) per channel.
+
+    `by_channel`: one channel after the other, whatever replica it belongs to. Otherwise C takes one replica,
+    without a skip connection.
+    """
+
+    by_channel: ClassVar[bool]
 
     def __init__(self, replicas: int, channels: int) -> None:
         super().__init__()
@@ -111,17 +115,15 @@ class Norm(nn.Module, ABC):
 
     def then_relu(self, x: Tensor, *, pool: bool = False, skip: Tensor | None = None) -> Tensor:
         """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, add `skip`, then ReLU."""
-        if self.can_fuse(skip) and native.can_normalize(x, pool=pool, skip=skip):
-            variables = self.gamma, self.beta, self.statistics(x.numel() // x.shape[1])
-            return native.normalize(x, *variables, NORM_EPSILON, pool=pool, training=self.training, skip=skip)
+        fits = self.by_channel or (self.replicas == 1 and skip is None)
+        if fits and native.can_normalize(x, pool=pool, skip=skip):
+            variables = self.gamma, self.beta, self.statistics(x.numel() // x.shape[1]), skip
+            y: Tensor = native.Normalize.apply(x, *variables, NORM_EPSILON, pool, self.training)
+            return y
         x = self(x)
         if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)
         return F.relu(x if skip is None else x + skip)
-
-    @abstractmethod
-    def can_fuse(self, skip: Tensor | None) -> bool:
-        """Whether C knows this normalization, with this skip connection."""
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Mean and variance for a batch with this many values per channel: to write in training, else to use.
@@ -134,6 +136,7 @@ class Norm(nn.Module, ABC):
 class BatchNorm(Norm):
     """Batch normalization whose moving variance averages the biased batch variance, as in Keras 3."""
 
+    by_channel = True
     moving_mean: Tensor
     moving_variance: Tensor
     batch_mean: Tensor
@@ -150,22 +153,14 @@ class BatchNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over batch and space."""
-        if not self.training:
-            return torch.batch_norm(
-                x, self.gamma, self.beta, self.moving_mean, self.moving_variance,
-                False, 0.0, NORM_EPSILON, False,
-            )  # fmt: skip
-        self.count = x.numel() // x.shape[1]
-        # With momentum 1, PyTorch leaves the statistics of this batch in the two buffers. They belong to
-        # the graph until the gradients are taken; `MovingStatistics.correct` comes after that.
+        if self.training and self.count == 1:  # PyTorch would multiply an undefined variance by zero
+            self.batch_variance.zero_()
+        mean, variance = self.statistics(x.numel() // x.shape[1])
+        # With momentum 1, PyTorch leaves the statistics of a training batch in its two buffers. They belong
+        # to the graph until the gradients are taken; `MovingStatistics.absorb` comes after that.
         return torch.batch_norm(
-            x, self.gamma, self.beta, self.batch_mean, self.batch_variance,
-            True, 1.0, NORM_EPSILON, False,
-        )  # fmt: skip
-
-    def can_fuse(self, skip: Tensor | None) -> bool:
-        """In C, channels are normalized one by one, whatever replica they belong to."""
-        return True
+            x, self.gamma, self.beta, mean, variance, self.training, 1.0, NORM_EPSILON, False
+        )
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor]:
         """Those of the batch in training, else the moving ones."""
@@ -176,7 +171,7 @@ class BatchNorm(Norm):
 
 
 class MovingStatistics:
-    """The moving statistics of several layers. After every batch: `correct`, then `absorb`."""
+    """The moving statistics of several layers."""
 
     def __init__(self, norms: Sequence[BatchNorm]) -> None:
         self.norms = list(norms)
@@ -186,27 +181,21 @@ class MovingStatistics:
         self.together = native.Together(self.batch_means, self.batch_variances, self.means, self.variances)
 
     @torch.no_grad()
-    def correct(self) -> None:
-        """Make the batch variances biased: PyTorch's are unbiased, Keras 3 uses the biased ones.
-
-        In C it is part of `absorb`.
-        """
-        if not self.norms or self.together.ready:
-            return
-        for norm in self.norms:
-            if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
-                norm.batch_variance.zero_()
-        torch._foreach_mul_(self.batch_variances, self._biased())
-
-    @torch.no_grad()
     def absorb(self, rate: float | None = None) -> None:
-        """Move them towards the statistics of the last batch."""
+        """Move them towards the statistics of the last batch, whose variances are made biased.
+
+        Those of PyTorch are unbiased, Keras 3 uses the biased ones.
+        """
         if not self.norms:
             return
         rate = 1 - MOVING_AVERAGE if rate is None else rate
         if self.together.ready:
             self.together.absorb(self._biased(), rate)
             return
+        for norm in self.norms:
+            if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
+                norm.batch_variance.zero_()
+        torch._foreach_mul_(self.batch_variances, self._biased())
         torch._foreach_lerp_(self.means, self.batch_means, rate)
         torch._foreach_lerp_(self.variances, self.batch_variances, rate)
 
@@ -216,6 +205,8 @@ class MovingStatistics:
 
 class LayerNorm(Norm):
     """Layer normalization over the channels of each replica, separately at every pixel."""
+
+    by_channel = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over channel."""
@@ -228,10 +219,6 @@ class LayerNorm(Norm):
             y = torch.addcmul(self.beta, y, self.gamma)
         return y.movedim(-1, 1)
 
-    def can_fuse(self, skip: Tensor | None) -> bool:
-        """In C, for one replica; several have to be in lanes."""
-        return self.replicas == 1 and skip is None
-
 
 def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> Norm:
     """The normalization layer of a recipe."""
@@ -239,38 +226,41 @@ def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) ->
 
 
 class ConvNormRelu(nn.Module):
-    """The building block of ResNet-9: convolution, normalization, optional 2x2 max pooling, ReLU."""
+    """The building block of ResNet-9: convolution, normalization, optional 2x2 max pooling, ReLU.
+
+    `residual`: the network adds the input of the block before to the output.
+    """
 
     def __init__(
-        self, replicas: int, inputs: int, outputs: int, norm: Literal["batch", "layer"], *, pool: bool = False
+        self,
+        replicas: int,
+        inputs: int,
+        outputs: int,
+        norm: Literal["batch", "layer"],
+        *,
+        pool: bool = False,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
         self.pool = pool
+        self.block: native.Block = inputs, outputs, pool, residual
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         return self.norm.then_relu(self.conv(x), pool=self.pool)
 
 
-def block(layer: ConvNormRelu, statistics: tuple[Tensor, Tensor] | None, *, residual: bool) -> native.Block:
-    """A layer as the code in C sees it."""
-    variables = layer.conv.kernel, layer.conv.bias, layer.norm.gamma, layer.norm.beta
-    return native.Block(*variables, statistics, layer.pool, residual)
-
-
-def in_one_call(
-    x: Tensor, layers: Sequence[ConvNormRelu], residual: Sequence[ConvNormRelu], lanes: native.Lanes | None
-) -> Tensor | None:
-    """Layers one after another, in C; None for images not in lanes that it does not support.
-
-    To the output of those in `residual`, the input of the layer before is added.
-    """
-    blocks, count = [], x.numel() // x.shape[1]
+def in_one_call(x: Tensor, layers: Sequence[ConvNormRelu], lanes: native.Lanes) -> Tensor:
+    """Layers one after another, in C."""
+    variables: list[Tensor] = []
+    statistics: list[Tensor] = []
+    count = x.numel() // x.shape[1]
     for layer in layers:
-        blocks.append(block(layer, layer.norm.statistics(count), residual=layer in residual))
+        variables += [layer.conv.kernel, layer.conv.bias, layer.norm.gamma, layer.norm.beta]
+        statistics += layer.norm.statistics(count) or ()
         count = count // 4 if layer.pool else count
-    if lanes is None and not native.can_chain(x, blocks):
-        return None
-    return native.chain(x, blocks, NORM_EPSILON, lanes or native.SINGLE, training=layers[0].training)
+    blocks, training = [layer.block for layer in layers], layers[0].training
+    y: Tensor = native.Chain.apply(x, blocks, statistics, NORM_EPSILON, lanes, training, *variables)
+    return y

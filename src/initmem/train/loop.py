@@ -34,9 +34,9 @@ def train_pack(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     resume: Sequence[Checkpoint] | None = None,
-    on_epoch: Callable[[Pack], None] | None = None,
+    on_epoch: Callable[[Pack], None] = lambda pack: None,
     pause: Callable[[], bool] = lambda: False,
-    on_pause: Callable[[Pack], None] | None = None,
+    on_pause: Callable[[Pack], None] = lambda pack: None,
     on_parent: Callable[[Pack], None] = lambda parents: None,
 ) -> list[RunRecord]:
     """Train the runs of one recipe as a pack and return one record per run.
@@ -51,16 +51,15 @@ def train_pack(
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         if resume is None:
             parents = trained_parents(runs, data, device, dtype, pause, on_parent)
-            pack = Pack(runs, data, device=device, dtype=dtype, parents=parents)
         else:
-            pack = Pack(runs, data, device=device, dtype=dtype, parents=saved_parents(runs, resume))
+            parents = saved_parents(runs, resume)
+        pack = Pack(runs, data, device=device, dtype=dtype, parents=parents)
+        if resume is not None:
             pack.restore(resume)
         started -= pack.spent  # in earlier sessions
         while not pack.finished:
             completed = train_epoch(pack, pause)
-            callback = on_epoch if completed else on_pause
-            if callback is not None:
-                callback(pack)
+            (on_epoch if completed else on_pause)(pack)
         return records(pack, time.perf_counter() - started)
 
 
@@ -123,7 +122,7 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
         pack.intervene()
     while pack.position < len(batches):
         i = pack.position
-        if pack.in_lanes is not None and pack.in_lanes.has_rule:
+        if pack.in_lanes is not None and pack.in_lanes.rule is not None:
             now = slice(i, i + pack.in_lanes.at_once)
             x, y = pack.examples(batches[now])
             share = 1 - MOVING_AVERAGE if recipe.batch_statistics == "moving" else 0.0
@@ -149,7 +148,7 @@ def train_batch(pack: Pack, batch: Batch, rate: float, k: int) -> None:
     """Update k, on one batch."""
     pack.set_training(True)
     x, y = pack.train.packed(*batch)
-    pack.network.begin_update(k)
+    pack.network.update = k
     logits = pack.logits(x)
     losses = cross_entropy(logits, y)  # (batch, replica)
     # The mean is over the batch alone, so that gradients do not depend on the number of replicas. A plain
@@ -158,7 +157,6 @@ def train_batch(pack: Pack, batch: Batch, rate: float, k: int) -> None:
         losses.sum() / len(x), pack.parameters, materialize_grads=pack.recipe.is_module
     )
     with torch.no_grad():
-        pack.statistics.correct()
         if pack.recipe.batch_statistics == "moving":
             pack.statistics.absorb()
         pack.running["angular"] += rate * pack.ratio / pack.kernel_squares()
@@ -273,7 +271,6 @@ def estimate_statistics(pack: Pack, batches: Sequence[Batch]) -> None:
     pack.set_training(True)
     for batch, share in zip(batches, shares, strict=True):
         pack.logits(pack.train.packed(*batch)[0])
-        pack.statistics.correct()
         pack.statistics.absorb(share)
 
 
@@ -282,7 +279,7 @@ def add_l2(pack: Pack, gradients: Sequence[Tensor]) -> None:
     if not any(recipe.l2 for recipe in pack.recipes):
         return
     of_kernels = [gradients[i] for i in pack.kernel_indices]
-    kernels = [pack.parameters[i].detach() for i in pack.kernel_indices]
+    kernels = pack.trained_kernels.first
     if isinstance(pack.l2, Tensor):  # one for each replica
         for gradient, kernel in zip(of_kernels, kernels, strict=True):
             gradient.add_(times(kernel, 2 * pack.l2))

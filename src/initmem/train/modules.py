@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from initmem.data.dataset import Dataset, Sizes, noise
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS
-from initmem.register import in_a_line
+from initmem.register import in_a_line, plugin_code
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import deviations, factors, initialize_replica
@@ -36,6 +36,7 @@ from initmem.train.networks import BUILDERS, MODULES, Network, build, count
 from initmem.train.pack import Pack
 from initmem.train.variables import Share, Variable, torch_variables
 
+Options = tuple[tuple[str, Any], ...]  # of a recipe
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
 # A trial of whether runs can share a pack.
 SCALES = (0.5, 1.0, 2.0)
@@ -66,7 +67,7 @@ class ModulePack(Network):
         self.shapes = {name: tensor.shape for name, tensor in named.items()}  # of one replica
         _stack(modules)
         self._variables = list(variables)
-        self._noise_seed, self._update = noise_seed, 0
+        self._noise_seed = noise_seed
 
     def kernel_names(self) -> list[str]:
         """The parameters that are kernels by the rules of `Init`."""
@@ -78,16 +79,18 @@ class ModulePack(Network):
         shares = {name: by_replica(whole.detach(), self.replicas)[replica] for name, whole in named.items()}
         return [replace(v, place=Share(shares[v.name].view(self.shapes[v.name]))) for v in self._variables]
 
-    def begin_update(self, k: int) -> None:
-        """Note which update comes next: dropout draws the same numbers in it after a resumption."""
-        self._update = k
-
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w), or shared (batch, channel, h, w), to logits."""
+        x = self._inputs(x)
         if self.replicas == 1:
-            out = self._alone(self._inputs(x).squeeze(1))[None]
+            with torch.random.fork_rng([x.device] if x.is_cuda else [], enabled=self.training):
+                if self.training:
+                    torch.manual_seed(self._noise_seed + self.update)
+                out: Tensor = self.net(x.squeeze(1))[None]
         else:
-            out = self._packed(self._inputs(x))
+            axis = None if x.shape[1] == 1 else 1  # of the replicas; None: they share the inputs
+            together = vmap(partial(functional_call, self.net), in_dims=(0, axis), randomness="error")
+            out = together(self._by_replica(), x.squeeze(1) if axis is None else x)
         if self.sizes.labels == 1 and out.ndim == 4:  # one label: what follows the last token
             out = out[:, :, -1]
         return out.transpose(0, 1).flatten(1)
@@ -118,26 +121,6 @@ class ModulePack(Network):
             return x.reshape(len(x), -1, width)
         return x.reshape(len(x), -1, channels, height, width)
 
-    def _alone(self, x: Tensor) -> Tensor:
-        with torch.random.fork_rng([x.device] if x.is_cuda else [], enabled=self.training):
-            if self.training:
-                torch.manual_seed(self._noise_seed + self._update)
-            out: Tensor = self.net(x)
-        return out
-
-    def _packed(self, x: Tensor) -> Tensor:
-        """All replicas in one call, shape (replica, batch, ...)."""
-        shared = x.shape[1] == 1
-
-        def one(variables: dict[str, Tensor], x: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.net, variables, (x,))
-            return out
-
-        out: Tensor = vmap(one, in_dims=(0, None if shared else 1), randomness="error")(
-            self._by_replica(), x[:, 0] if shared else x
-        )
-        return out
-
     def _by_replica(self) -> dict[str, Tensor]:
         """Parameters and buffers, each of shape (replica, ...)."""
         named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
@@ -148,30 +131,20 @@ class ModulePack(Network):
 def _stack(modules: Sequence[nn.Module]) -> None:
     """Put the variables of all modules into the first, each of shape (replica * n, ...)."""
     first = modules[0]
-    others = [
+    each = [
         dict(module.named_parameters(remove_duplicate=False))
         | dict(module.named_buffers(remove_duplicate=False))
         for module in modules
     ]
     stacked: dict[int, Tensor] = {}  # by the tensor of the first module: a tied tensor stays one
-    for path, module in first.named_modules():
-        for variables in (module._parameters, module._buffers):
-            for name, tensor in variables.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in stacked:
-                    full = f"{path}.{name}" if path else name
-                    stacked[id(tensor)] = _joined([other[full] for other in others])
-                variables[name] = stacked[id(tensor)]
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    first = tensors[0]
-    whole = first.contiguous() if len(tensors) == 1 else torch.stack(list(tensors))
-    if len(tensors) > 1 and first.ndim:
-        whole = whole.flatten(0, 1)
-    is_parameter = isinstance(first, nn.Parameter)
-    return nn.Parameter(whole.detach(), first.requires_grad) if is_parameter else whole.detach()
+    for name, tensor in each[0].items():
+        if id(tensor) not in stacked:
+            whole = torch.stack([own[name] for own in each]) if len(each) > 1 else tensor.contiguous()
+            whole = whole.flatten(0, 1).detach() if len(each) > 1 and tensor.ndim else whole.detach()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            stacked[id(tensor)] = nn.Parameter(whole, tensor.requires_grad) if is_parameter else whole
+        path, _, attribute = name.rpartition(".")
+        setattr(first.get_submodule(path), attribute, stacked[id(tensor)])
 
 
 def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> ModulePack:
@@ -203,14 +176,9 @@ def builder(recipe: Recipe) -> Callable[..., Any]:
 def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
     """Call the builder of a recipe's module; what it draws itself depends on the seed alone."""
     build = builder(recipe)
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([]), plugin_code(f"{_told(recipe, sizes)}: its builder"):
         torch.manual_seed(seed)
-        try:
-            module = build(sizes.input, sizes.classes, recipe.width, **recipe.network_options())
-        except ModelError:
-            raise
-        except Exception as error:  # a plugin may raise anything
-            raise ModelError(f"{_told(recipe, sizes)}: its builder raised {in_a_line(error)}") from None
+        module = build(sizes.input, sizes.classes, recipe.width, **recipe.network_options())
     if not isinstance(module, nn.Module):
         what = f"an object of type {type(module).__name__} (needed: a torch.nn.Module)"
         raise ModelError(f"{_told(recipe, sizes)}: its builder returned {what}")
@@ -226,11 +194,8 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     size_of = deviations if recipe.init_mode == "redraw" else factors
     size_of(recipe, 1.0, variables)  # whether the layers that the recipe names are there, with their fan-ins
     told = _told(recipe, sizes)
-    try:
-        with torch.no_grad(), torch.random.fork_rng([]):
-            out = module.eval()(_zeros(2, sizes))
-    except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{told}: its forward pass raised {in_a_line(error)}") from None
+    with plugin_code(f"{told}: its forward pass"), torch.no_grad(), torch.random.fork_rng([]):
+        out = module.eval()(_zeros(2, sizes))
     if not isinstance(out, Tensor) or not out.is_floating_point():
         kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
         raise ModelError(f"{told}: its output is {kind} (needed: a tensor of floating-point logits)")
@@ -242,20 +207,24 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     return variables
 
 
-def forward_flops(recipe: Recipe, sizes: Sizes) -> tuple[int, int]:
-    """FLOPs of one example through a module, as torch counts them, and the number of its kernels."""
-    small = Recipe.parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
-    return _counted_flops(small, sizes._replace(n_train=1, n_val=1, n_test=1), builder(recipe))
-
-
 @lru_cache(maxsize=64)
-def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> tuple[int, int]:
-    """The counts, remembered for as long as the name stands for the same builder."""
-    module = build_module(recipe, sizes).double().eval()  # torch does not see what is computed in C
-    x = _zeros(1, sizes)
+def counted_flops(
+    model: str, options: Options, width: int, sizes: Sizes, code: Callable[..., Any] | None
+) -> tuple[int, int, int]:
+    """FLOPs of one example through a network, forward and in training, and the number of its kernels.
+
+    They are remembered for as long as the name stands for the same code, that of the builder.
+    """
+    recipe = Recipe.parse({"model": model, "options": options, "width": width})
+    with torch.device("cpu" if recipe.is_module else "meta"):  # without memory, where that is known to work
+        network, x = (build_module if recipe.is_module else build)(recipe, sizes), _zeros(1, sizes)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(x if sizes.vocabulary else x.double())
-    return counter.get_total_flops(), sum(parameter.ndim > 1 for parameter in module.parameters())
+        network.double().eval()(x if sizes.vocabulary else x.double())  # it does not see what C computes
+    forward, kernels = counter.get_total_flops(), [p for p in network.parameters() if p.ndim > 1]
+    training = 3 * forward  # every layer needs both gradients
+    if not recipe.is_module:  # but the first: its input is the image
+        training -= 2 * kernels[0].numel() * (sizes.height * sizes.width if kernels[0].ndim == 4 else 1)
+    return forward, training, len(kernels)
 
 
 def _zeros(n: int, sizes: Sizes) -> Tensor:
@@ -309,15 +278,6 @@ def _told(recipe: Recipe, sizes: Sizes) -> str:
 # -- whether runs can share a pack ------------------------------------------------------------------------
 
 
-def notes(recipe: Recipe, sizes: Sizes) -> list[str]:
-    """What a user should know before training: why there are no packs, and what the scale leaves alone."""
-    reason = obstacle(recipe, sizes)
-    variables = check_module(recipe, sizes) if recipe.is_module else []
-    left = [variable.name for variable in variables if variable.role == "other"]
-    alone = [f"trains alone: {reason}"] if reason else []
-    return alone + ([f"as the builder made them: {', '.join(left)}"] if left else [])
-
-
 def obstacle(recipe: Recipe, sizes: Sizes) -> str:
     """Why runs of a recipe cannot share a pack; empty if they can.
 
@@ -348,13 +308,11 @@ def check_optimizer(recipe: Recipe, sizes: Sizes) -> None:
     data, runs = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH), [Run(trial, 1.0, 0)]
     told = f"optimizer = {recipe.optimizer!r}"
     whole, resumed = Pack(runs, data), Pack(runs, data)
-    try:
+    with plugin_code(f"{told}: an update"):
         train_epoch(whole)
         resumed.restore(whole.checkpoint())
         for pack in (whole, resumed):
             train_epoch(pack)
-    except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{told}: an update raised {in_a_line(error)}") from None
     if not _same(whole.history[0], resumed.history[0], tolerance=0.0):
         raise ModelError(
             f"{told}: a resumed run takes other steps (needed: all that changes is in its state or "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,7 @@ class Network(nn.Module, ABC):
     def __init__(self, replicas: int) -> None:
         super().__init__()
         self.replicas = replicas
+        self.update = 0  # that comes next: its random numbers depend on it, and on nothing before it
 
     @abstractmethod
     def kernel_names(self) -> list[str]:
@@ -51,10 +53,6 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def replica_variables(self, replica: int = 0) -> list[Variable]:
         """The variables of one replica, in the order in which they are drawn."""
-
-    @abstractmethod
-    def begin_update(self, k: int) -> None:
-        """Called before update k: random numbers of a network depend on k, and on nothing before it."""
 
     @abstractmethod
     def hidden(self, x: Tensor) -> Tensor | None:
@@ -85,9 +83,6 @@ class Grouped(Network):
                 variables.append(Variable(name, shape, role, fan_in, "", Share(share), is_output=is_output))
         return variables
 
-    def begin_update(self, k: int) -> None:
-        """Nothing to do: these networks draw no random numbers."""
-
 
 class ResNet9(Grouped):
     """Nine layers: eight 3x3 convolutions, four of them in two residual pairs, and a dense head."""
@@ -97,17 +92,13 @@ class ResNet9(Grouped):
     ) -> None:
         super().__init__(replicas)
         channels = shape[0]
-
-        def block(inputs: int, outputs: int, *, pool: bool = False) -> ConvNormRelu:
-            return ConvNormRelu(replicas, inputs, outputs, norm, pool=pool)
-
-        w = width
+        block, w = partial(ConvNormRelu, replicas, norm=norm), width
         self.stem = block(channels, w)
         self.down1 = block(w, 2 * w, pool=True)
-        self.residual1 = nn.Sequential(block(2 * w, 2 * w), block(2 * w, 2 * w))
+        self.residual1 = nn.Sequential(block(2 * w, 2 * w), block(2 * w, 2 * w, residual=True))
         self.down2 = block(2 * w, 4 * w, pool=True)
         self.down3 = block(4 * w, 8 * w, pool=True)
-        self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
+        self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w, residual=True))
         self.head = Dense(replicas, 8 * w, classes)
         self.pool = pool
         # If set, the blocks are one call of C, for float32 on one core; replicas occupy SIMD lanes.
@@ -129,11 +120,7 @@ class ResNet9(Grouped):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The pooled output of the last convolution block, (batch, replica * channel)."""
-        lanes, self.lanes = self.lanes, None
-        try:
-            return self._pooled(self._features(x))
-        finally:
-            self.lanes = lanes
+        return self._pooled(self._features(x, in_lanes=self.replicas == 1))
 
     def _pooled(self, x: Tensor) -> Tensor:
         return x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
@@ -142,17 +129,11 @@ class ResNet9(Grouped):
         """All convolution blocks, in order."""
         return [block for block in self.modules() if isinstance(block, ConvNormRelu)]
 
-    def ends(self) -> list[ConvNormRelu]:
-        """The blocks that end a residual pair: the input of the pair is added to their output."""
-        return [pair[1] for pair in (self.residual1, self.residual2) if isinstance(pair[1], ConvNormRelu)]
-
-    def _features(self, x: Tensor) -> Tensor:
+    def _features(self, x: Tensor, *, in_lanes: bool = True) -> Tensor:
         """The output of the last convolution block, in lanes if the network is."""
-        if self.lanes is not None:
+        if in_lanes and self.lanes is not None:
             x = native.into_lanes(x, self.stem.conv.inputs, self.lanes)
-        y = in_one_call(x, self.chain(), self.ends(), self.lanes)
-        if y is not None:
-            return y
+            return in_one_call(x, self.chain(), self.lanes)
         x = self.down1(self.stem(x))
         x = x + self.residual1(x)
         x = self.down3(self.down2(x))
@@ -270,11 +251,12 @@ class Block(nn.Module):
 def encoded(x: Tensor, blocks: nn.ModuleList, heads: int, norm: nn.LayerNorm, mask: Tensor | None) -> Tensor:
     """The norm of what blocks make of (batch, position, width)."""
     if native.can_transform(x):
-        variables = [*blocks.parameters(), *norm.parameters()]
-        return native.transformer(x, variables, heads=heads, causal=mask is not None, epsilon=norm.eps)
-    for block in blocks:
-        x = block(x, mask)
-    out: Tensor = norm(x)
+        settings = heads, mask is not None, norm.eps, torch.is_grad_enabled()
+        out: Tensor = native.Transformer.apply(x, *settings, *blocks.parameters(), *norm.parameters())[0]
+    else:
+        for block in blocks:
+            x = block(x, mask)
+        out = norm(x)
     return out
 
 
@@ -376,13 +358,11 @@ def _check_sizes(model: str, width: int, depth: int, heads: int) -> None:
 
 
 # Every bundled network by name: those that are written for packs, and plain modules.
-Builder = Callable[[int, Shape, int, int, Norm], Grouped]
-
-BUILDERS: dict[str, Builder] = {
-    "resnet9": lambda *args: ResNet9(*args, pool="max"),
-    "resnet9-avgpool": lambda *args: ResNet9(*args, pool="mean"),
-    "resnet56": lambda *args: DeepResNet(*args, n=9),
-    "resnet110": lambda *args: DeepResNet(*args, n=18),
+BUILDERS: dict[str, Callable[..., Grouped]] = {
+    "resnet9": partial(ResNet9, pool="max"),
+    "resnet9-avgpool": partial(ResNet9, pool="mean"),
+    "resnet56": partial(DeepResNet, n=9),
+    "resnet110": partial(DeepResNet, n=18),
     "mlp": MLP,
 }
 MODULES: dict[str, Callable[..., nn.Module]] = {"vit": ViT, "gpt": GPT}

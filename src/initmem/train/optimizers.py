@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from initmem.catalog import OPTIMIZERS
-from initmem.errors import InitmemError, ModelError
+from initmem.errors import ModelError
 from initmem.recipe import Recipe
-from initmem.register import in_a_line, optimizers
+from initmem.register import optimizers, plugin_code
 from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
@@ -70,7 +70,7 @@ class Rule(Optimizer):
     replicas: int = 1
     decayed: Sequence[int] = ()  # the indices of the variables that decay
     axes: Sequence[int] = ()  # variables with so many axes are matrices to a rule that orthogonalizes
-    by_row: bool = False  # as in NorMuon
+    by_row: bool = False  # the squares of matrices are those of `normalize_rows`: one per row
 
     def __init_subclass__(cls) -> None:
         cls.by_name[cls.__name__] = cls
@@ -79,6 +79,8 @@ class Rule(Optimizer):
         self.matrices = [i for i, variable in enumerate(self.variables) if variable.ndim in self.axes]
         self.others = [i for i, variable in enumerate(self.variables) if variable.ndim not in self.axes]
         self.slots = {name: [torch.zeros_like(v) for v in self.variables] for name in self.names}
+        for i in self.matrices if self.by_row else ():
+            self.slots["square"][i] = self.variables[i].new_zeros(len(self.variables[i]))
         self.scalars: dict[str, Tensor] = {}
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
@@ -91,11 +93,6 @@ class Rule(Optimizer):
     @abstractmethod
     def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply update k at learning rate `rate`; the gradients may be overwritten."""
-
-    def use_row_squares(self) -> None:
-        """Let the squares of matrices be those of `normalize_rows`: one per row, shape (replica * row,)."""
-        for i in self.matrices:
-            self.slots["square"][i] = self.variables[i].new_zeros(len(self.variables[i]))
 
     @cached_property
     def together(self) -> native.Together:
@@ -112,6 +109,7 @@ class Rule(Optimizer):
         return slots | self.scalars
 
 
+@dataclass(eq=False)
 class PerReplica(Optimizer):
     """Another rule, with a learning rate and a decoupled decay of its own for every replica, and layer.
 
@@ -120,24 +118,23 @@ class PerReplica(Optimizer):
     `decayed` holds the indices of the variables that decay, `factors` those of the steps of every variable.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        decayed: Sequence[int],
-        ratios: Tensor,
-        decays: Tensor,
-        factors: Sequence[float] | None = None,
-    ) -> None:
-        self.rule, self.variables, self.decayed = rule, rule.variables, decayed
-        self.ratios, self.decays = ratios, decays
-        self.steps = [ratios * factor for factor in factors or [1.0] * len(rule.variables)]
+    rule: Rule
+    decayed: Sequence[int]
+    ratios: Tensor
+    decays: Tensor
+    factors: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        variables = self.rule.variables
+        self.steps = [self.ratios * factor for factor in self.factors or [1.0] * len(variables)]
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
-        before = torch._foreach_clone(self.variables)
-        torch._foreach_zero_(self.variables)  # from zero, a step is not rounded to the size of a weight
+        variables = self.rule.variables
+        before = torch._foreach_clone(variables)
+        torch._foreach_zero_(variables)  # from zero, a step is not rounded to the size of a weight
         self.rule.update(gradients, rate, k)
-        for i, (variable, old) in enumerate(zip(self.variables, before, strict=True)):
+        for i, (variable, old) in enumerate(zip(variables, before, strict=True)):
             kept = times(old, 1 - rate * self.ratios * self.decays) if i in self.decayed else old
             torch.add(kept, times(variable, self.steps[i]), out=variable)
 
@@ -228,8 +225,6 @@ class Muon(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.by_row:
-            self.use_row_squares()
         self.adam = Adam([self.variables[i] for i in self.others], self.recipe)
         # One set of slots: Adam works on its share, a checkpoint sees all of them.
         self.adam.slots = {name: [slot[i] for i in self.others] for name, slot in self.slots.items()}
@@ -349,10 +344,6 @@ class ScheduleFreeNorMuon(ScheduleFree):
     decay_fast = True
     largest = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.use_row_squares()
-
     def directions(self, gradients: list[Tensor], k: int) -> list[Tensor]:
         """Orthogonalized for matrices, scaled by the mean square for all others."""
         square, directions = self.slots["square"], list(gradients)
@@ -465,12 +456,8 @@ def _built(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimize
         options["betas"] = (recipe.beta1, recipe.beta2)
     if "epsilon" in fields:
         options["eps"] = recipe.epsilon
-    try:
+    with plugin_code(f"{field}: it"):
         optimizer = build(groups, **options)
-    except InitmemError:
-        raise
-    except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{field}: it raised {in_a_line(error)}") from None
     if not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise ModelError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ Array = NDArray[np.float64]
 Rows = dict[str, list[float]]
 Batch = tuple[Tensor, Tensor | None]  # indices (batch, replica), augmentation draws (batch, replica, 3)
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
+OF_RUNS = ("history", "layers", "norm_init", "status")  # held for each run, also by its checkpoint
 PARENT = "parent/"  # before the names of a parent's tensors in a checkpoint
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
 PAD = 4
@@ -99,8 +101,8 @@ class Pack:
         self.optimizer = self._optimizer(data.sizes)
         self.in_lanes: LaneTraining | None = None  # trained in one call for many batches
         if isinstance(self.network, ResNet9) and self.network.lanes is not None:
-            sizes = min(self.recipe.batch_size, len(self.train)), data.sizes.height, data.sizes.width
-            self.in_lanes = LaneTraining(self.network, self.optimizer, self.kernel_indices, *sizes)
+            images = min(self.recipe.batch_size, len(self.train)), data.sizes.height, data.sizes.width
+            self.in_lanes = LaneTraining(self.network, self.optimizer, self.kernel_indices, images)
             if self.replicas > 1:
                 self.evaluated_at_once *= 8  # C divides them further, so that they stay in the cache
         self.initial, self.best = (
@@ -283,7 +285,7 @@ class Pack:
 
     def columns(self, replica: int) -> dict[str, Array]:
         """The history of a replica."""
-        return {name: np.array(values) for name, values in self.history[replica].items()}
+        return {name: np.array(self.history[replica][name]) for name in COLUMNS}
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
@@ -297,10 +299,7 @@ class Pack:
                     "epoch": self.epoch,
                     "position": self.position,
                     "seconds": self.seconds / self.replicas,
-                    "history": self.history[r],
-                    "layers": self.layers[r],
-                    "norm_init": self.norm_init[r],
-                    "status": self.status[r],
+                    **{name: getattr(self, name)[r] for name in OF_RUNS},
                     "sessions": self.sessions(r),
                 },
             )
@@ -332,13 +331,8 @@ class Pack:
             for name, tensor in state.items():
                 tensor.copy_(saved.tensors[name])
         self.earlier = [list(meta["sessions"]) for meta in metas]
-        self.history = [
-            {name: list(meta["history"][name]) for name in rows}
-            for meta, rows in zip(metas, self.history, strict=True)
-        ]
-        self.layers = [list(meta.get("layers", [])) for meta in metas]
-        self.norm_init = [meta["norm_init"] for meta in metas]
-        self.status = [meta["status"] for meta in metas]
+        for name in OF_RUNS:
+            setattr(self, name, [deepcopy(meta[name]) for meta in metas])
         self.seconds = sum(meta["seconds"] for meta in metas)
 
     def sessions(self, replica: int) -> list[Session]:

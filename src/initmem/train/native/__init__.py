@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from initmem.train import compiled
 
 FFI = compiled.interface()
-FLOATS, ADDRESSES = FFI.typeof("float *"), FFI.typeof("float *[]")
+FLOATS = FFI.typeof("float *")
 LANES = 8  # floats per SIMD vector: the number of channels, or of lanes, is a multiple of this
 
 
@@ -66,41 +66,21 @@ def suits(x: Tensor) -> bool:
 
 
 def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
-    """Whether `normalize` supports this batch, and the skip connection that is added to it."""
+    """Whether `Normalize` supports this batch, and the skip connection that is added to it."""
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0
     fits = skip is None or (skip.shape == x.shape and not pool and suits(skip))
     return channels % LANES == 0 and (even or not pool) and fits and suits(x)
 
 
-def normalize(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    statistics: tuple[Tensor, Tensor] | None,
-    epsilon: float,
-    *,
-    pool: bool,
-    training: bool,
-    skip: Tensor | None = None,
-) -> Tensor:
+class Normalize(torch.autograd.Function):
     """Batch normalization, 2x2 max pooling if `pool`, + `skip` if given, and ReLU.
 
     Gamma, beta, mean and variance have shape (channel,). In training, `statistics` are outputs: the mean and
     the unbiased variance of the batch. Else they are inputs, and the result is not differentiable. None:
     layer normalization over the channels of each pixel, without a skip connection.
     """
-    if training or statistics is None:
-        differentiable: Tensor = _Normalize.apply(x, gamma, beta, statistics, skip, epsilon, pool)
-        return differentiable
-    n, channels, height, width = x.shape
-    y = _output(x, pool=pool)
-    sizes = n, height, width, channels, pool
-    call("normalize_fixed", x, *sizes, skip, gamma, beta, epsilon, *statistics, y)
-    return y
 
-
-class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -111,22 +91,30 @@ class _Normalize(torch.autograd.Function):
         skip: Tensor | None,
         epsilon: float,
         pool: bool,
+        training: bool,
     ) -> Tensor:
+        """The normalized images, (batch, channel, h', w')."""
         n, channels, height, width = x.shape
         ctx.sizes = n, height, width, channels, *([SINGLE.lanes] if statistics is None else []), pool
         ctx.by_layer = statistics is None
-        y = _output(x, pool=pool)
+        shape = (n, channels, height // 2, width // 2) if pool else x.shape
+        y = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
         if statistics is None:
             saved = x.new_empty(n * height * width, 2)
             call("layer_normalize", x, *ctx.sizes, gamma, beta, epsilon, saved, y)
-        else:
+        elif training:
             saved = x.new_empty(4, channels)
             call("normalize", x, *ctx.sizes, skip, gamma, beta, epsilon, *statistics, saved, y)
+        else:
+            call("normalize_fixed", x, *ctx.sizes, skip, gamma, beta, epsilon, *statistics, y)
+            ctx.mark_non_differentiable(y)
+            return y
         ctx.save_for_backward(x, gamma, beta, saved, None if skip is None else y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the images, gamma, beta and the skip connection."""
         x, gamma, beta, saved, y = ctx.saved_tensors
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         gradients = tuple(map(torch.empty_like, (x, gamma, beta)))
@@ -135,24 +123,21 @@ class _Normalize(torch.autograd.Function):
             call("layer_normalize_backward", x, grad_output, *ctx.sizes, gamma, beta, saved, *gradients)
         else:
             call("normalize_backward", x, grad_output, *ctx.sizes, y, saved, *gradients, grad_skip)
-        return *gradients, None, grad_skip, None, None
+        return *gradients, None, grad_skip, None, None, None
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
     """Whether `convolve` supports this layer; it was faster than PyTorch wherever it was measured."""
     _, channels, height, width = x.shape
-    few = not x.requires_grad
-    return channels == kernel.shape[1] and takes(kernel, height, width, few=few) and suits(x)
-
-
-def takes(kernel: Tensor, height: int, width: int, *, few: bool) -> bool:
-    """Whether the code supports this kernel on images of this size; `few`: these may have few channels."""
     outputs, inputs = kernel.shape[:2]
+    few = inputs < LANES and not x.requires_grad  # there is no gradient of images with few channels
     return (
-        (inputs % LANES == 0 or (few and inputs < LANES))
+        channels == inputs
+        and (inputs % LANES == 0 or few)
         and outputs % LANES == 0
         and height % 4 == width % 4 == 0
         and kernel.is_contiguous(memory_format=torch.channels_last)
+        and suits(x)
     )
 
 
@@ -192,8 +177,7 @@ def _call(name: str, kernel: Tensor, *arguments: Any) -> None:
     """Call a convolution with the widest vectors that the channels of its kernel fill."""
     widest = compiled.library().widest
     wide = widest > LANES and all(channels % widest == 0 for channels in kernel.shape[:2])
-    if not call(f"{name}_wide" if wide else name, *arguments):
-        raise MemoryError
+    call(f"{name}_wide" if wide else name, *arguments)
 
 
 def lanes_for(replicas: int) -> Lanes:
@@ -267,9 +251,10 @@ class Together:
         call(name, len(self.first), self.sizes, *arguments)
 
 
-def pointers(tensors: Sequence[Tensor]) -> Any:
-    """The addresses of the tensors' elements, as an array for C."""
-    return FFI.from_buffer(ADDRESSES, array("Q", [tensor.data_ptr() for tensor in tensors]))
+def pointers(tensors: Sequence[Tensor | None], kind: str = "float *[]") -> Any:
+    """The addresses of the tensors' elements, as an array of pointers or of structs of them; None is NULL."""
+    addresses = array("Q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    return FFI.from_buffer(kind, addresses)
 
 
 def _is_block(tensor: Tensor) -> bool:
@@ -278,137 +263,95 @@ def _is_block(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or channels_last
 
 
-def _output(x: Tensor, *, pool: bool) -> Tensor:
-    n, channels, height, width = x.shape
-    shape = (n, channels, height // 2, width // 2) if pool else x.shape
-    return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
-
-
 def call(name: str, *arguments: Any) -> Any:
     """Call a function of layers.h; a tensor is passed as the address of its elements, None as NULL."""
+    function = getattr(library(), name)
     passed = [FFI.NULL if argument is None else argument for argument in arguments]
     passed = [FFI.cast(FLOATS, a.data_ptr()) if isinstance(a, Tensor) else a for a in passed]
-    return getattr(library(), name)(*passed)
+    result = function(*passed)
+    if result == 0 and FFI.typeof(function).result.cname == "int":  # not a number of floats
+        raise MemoryError
+    return result
 
 
 # -- the convolution blocks of a network in one call per direction, and its end in another -----------------
 
 
-class Block(NamedTuple):
-    """A convolution, batch or layer normalization, 2x2 max pooling if `pool`, and ReLU.
+# A 3x3 convolution, batch or layer normalization, 2x2 max pooling if asked for, and ReLU: its inputs and
+# outputs, whether it pools, and whether the input of the block before is added to its output.
+Block = tuple[int, int, bool, bool]
 
-    The input of the block before is added to the output if `residual`.
+
+class Chain(torch.autograd.Function):
+    """Blocks one after another, in one call. Only differentiable in training.
+
+    The variables are kernel, bias, gamma and beta of every block. The statistics, as in `Normalize`, are mean
+    and variance of every block; none: layer normalization.
     """
 
-    kernel: Tensor
-    bias: Tensor
-    gamma: Tensor
-    beta: Tensor
-    statistics: tuple[Tensor, Tensor] | None  # as in `normalize`; None: layer normalization
-    pool: bool
-    residual: bool
-
-
-def can_chain(x: Tensor, blocks: Sequence[Block]) -> bool:
-    """Whether `chain` supports these blocks of a single network."""
-    _, channels, height, width = x.shape
-    for i, block in enumerate(blocks):
-        few = i == 0 and not x.requires_grad
-        if channels != block.kernel.shape[1] or not takes(block.kernel, height, width, few=few):
-            return False
-        channels = len(block.kernel)
-        if block.pool:
-            height, width = height // 2, width // 2
-    return suits(x)
-
-
-def chain(x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *, training: bool) -> Tensor:
-    """Blocks one after another, in one call. Only differentiable in training."""
-    if not training:
-        fixed, _ = _Plan(x, blocks, epsilon, lanes).forward(x, training=False)
-        return fixed
-    variables = [variable for block in blocks for variable in block[:4]]
-    y: Tensor = _Chain.apply(x, blocks, epsilon, lanes, *variables)
-    return y
-
-
-class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *variables: Tensor
+        ctx: Any,
+        x: Tensor,
+        blocks: Sequence[Block],
+        statistics: Sequence[Tensor],
+        epsilon: float,
+        lanes: Lanes,
+        training: bool,
+        *variables: Tensor,
     ) -> Tensor:
-        plan = _Plan(x, blocks, epsilon, lanes)
-        y, buffer = plan.forward(x, training=True)
-        ctx.save_for_backward(x, buffer, *variables)
-        ctx.plan = plan
+        """The output of the last block, (batch, channel * lane, h, w)."""
+        n, _, height, width = x.shape
+        weights, moments = InLanes(variables, lanes), InLanes(statistics, lanes)
+        weights.load()
+        if not training:
+            moments.load()
+        fields = network_fields(blocks, (n, height, width), weights.tensors, moments.tensors, epsilon, lanes)
+        network = FFI.new("struct network *", fields)
+        pools = sum(pool for _, _, pool, _ in blocks)
+        y = x.new_empty(n, height >> pools, width >> pools, blocks[-1][1] * lanes.lanes).permute(0, 3, 1, 2)
+        buffer = x.new_empty(call("chain_floats", network, training))
+        call("chain", network, training, x, buffer, y)
+        if training:
+            moments.store()
+            ctx.save_for_backward(x, buffer, *variables)
+            ctx.network, ctx.lanes, ctx.kept = network, lanes, (fields, weights, moments)
+        else:
+            ctx.mark_non_differentiable(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the images, if they need any, and of all variables."""
         x, buffer, *variables = ctx.saved_tensors
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         gradients = [torch.empty_like(variable) for variable in variables]
-        ctx.plan.backward(x, buffer, grad_output, gradients, grad_x)
-        return grad_x, None, None, None, *gradients
-
-
-class _Plan:
-    """What C must know of a chain of blocks. Their tensors have to be kept while it is used."""
-
-    def __init__(self, x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes) -> None:
-        n, _, height, width = x.shape
-        pools = sum(block.pool for block in blocks)
-        channels = len(blocks[-1].kernel) // lanes.replicas * lanes.lanes
-        self.shape = n, height >> pools, width >> pools, channels
-        self.lanes = lanes
-        self.variables = InLanes([v for block in blocks for v in block[:4]], lanes)
-        self.statistics = InLanes([s for block in blocks for s in block.statistics or ()], lanes)
-        self.variables.load()
-        self.parts = network_parts(blocks, self.variables.tensors, self.statistics.tensors, lanes)
-        sizes = len(blocks), n, height, width, lanes.lanes, compiled.library().widest, epsilon
-        self.network = FFI.new("struct network *", [*sizes, *self.parts])
-
-    def forward(self, x: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
-        """The output, and, in training, what the backward pass needs."""
-        if not training:
-            self.statistics.load()
-        buffer, y = self._buffer(x, keep=training), x.new_empty(self.shape)
-        if not call("chain", self.network, training, x, buffer, y):
-            raise MemoryError
-        if training:
-            self.statistics.store()
-        return y.permute(0, 3, 1, 2), buffer
-
-    def backward(
-        self, x: Tensor, buffer: Tensor, grad_output: Tensor, gradients: list[Tensor], grad_x: Tensor | None
-    ) -> None:
-        """Write the gradients of kernel, bias, gamma and beta of each block, and of x."""
-        work, written = self._buffer(x, keep=False), InLanes(gradients, self.lanes)
-        of_blocks = as_structs("block_gradients", written.tensors)
-        if not call("chain_backward", self.network, x, buffer, grad_output, of_blocks, work, grad_x):
-            raise MemoryError
+        written = InLanes(gradients, ctx.lanes)
+        of_blocks = pointers(written.tensors, "struct block_gradients[]")
+        work = x.new_empty(call("chain_floats", ctx.network, False))
+        call("chain_backward", ctx.network, x, buffer, grad_output, of_blocks, work, grad_x)
         written.store()
-
-    def _buffer(self, x: Tensor, *, keep: bool) -> Tensor:
-        return x.new_empty(call("chain_floats", self.network, keep))
+        return grad_x, None, None, None, None, None, *gradients
 
 
-def network_parts(
-    blocks: Sequence[Block], variables: Sequence[Tensor], statistics: Sequence[Tensor], lanes: Lanes
-) -> tuple[Any, Any]:
-    """Sizes and variables of blocks as C reads them, from their variables and statistics in lanes."""
-    sizes = [(b.kernel.shape[1], len(b.kernel) // lanes.replicas, b.pool, b.residual) for b in blocks]
+def network_fields(
+    blocks: Sequence[Block],
+    images: tuple[int, int, int],
+    variables: Sequence[Tensor],
+    statistics: Sequence[Tensor],
+    epsilon: float,
+    lanes: Lanes,
+) -> list[Any]:
+    """A network for so many images of this height and width, as C reads it; the tensors are in lanes.
+
+    C has addresses only: fields and tensors have to be kept while it is used.
+    """
     fields: list[Tensor | None] = []
     for i in range(len(blocks)):
         fields += [*variables[4 * i : 4 * i + 4], *(statistics[2 * i : 2 * i + 2] or (None, None))]
-    return FFI.new("struct block_sizes[]", sizes), as_structs("block_variables", fields)
-
-
-def as_structs(name: str, tensors: Sequence[Tensor | None]) -> Any:
-    """The addresses of tensors as an array of structs of pointers; None is NULL."""
-    addresses = array("Q", [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-    return FFI.from_buffer(f"struct {name}[]", addresses)
+    of_blocks = FFI.new("struct block_sizes[]", blocks), pointers(fields, "struct block_variables[]")
+    return [len(blocks), *images, lanes.lanes, compiled.library().widest, epsilon, *of_blocks]
 
 
 class InLanes:
@@ -470,38 +413,32 @@ class _Head(torch.autograd.Function):
 
 
 def can_transform(x: Tensor) -> bool:
-    """Whether `transformer` supports activations (sequence, position, channel)."""
+    """Whether `Transformer` supports activations (sequence, position, channel)."""
     return x.shape[-1] % 4 == 0 and ready(x.device, x.dtype)
 
 
-def transformer(
-    x: Tensor, variables: Sequence[Tensor], *, heads: int, causal: bool, epsilon: float
-) -> Tensor:
+class Transformer(torch.autograd.Function):
     """Pre-norm blocks with GELU and the norm after the last one; in a pack, under `torch.func.vmap`.
 
     Each block has 12 variables, as `networks.Block` declares them: gamma and beta of both norms, then weight
     and bias of the product that gives query, key and value, of the projection, and of the two products of the
     MLP, which is 4 times as wide.
     """
-    y: Tensor = _Transformer.apply(x, heads, causal, epsilon, torch.is_grad_enabled(), *variables)[0]
-    return y
 
-
-class _Transformer(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, heads: int, causal: bool, epsilon: float, keep: bool, *variables: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The output, and what the backward pass needs; in a pack, all tensors begin with the replica."""
+        """The output, and, to `keep`, what the backward pass needs; in a pack, all begin with the replica."""
         x, variables = x.contiguous(), tuple(variable.contiguous() for variable in variables)
         net, suffix = _net(x, variables, heads, causal, epsilon)
         buffer, y = x.new_empty(call(f"transformer_floats{suffix}", net, keep)), torch.empty_like(x)
-        if not call(f"transformer{suffix}", net, keep, x, pointers(variables), buffer, y):
-            raise MemoryError
+        call(f"transformer{suffix}", net, keep, x, pointers(variables), buffer, y)
         return y, buffer
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the backward pass needs."""
         ctx.settings = inputs[1:4]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
@@ -510,14 +447,14 @@ class _Transformer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the activations and of all variables."""
         buffer, *variables = ctx.saved_tensors
         variables = [variable.contiguous() for variable in variables]
         grad_output = grad_output.contiguous()
         gradients, grad_x = list(map(torch.empty_like, variables)), torch.empty_like(grad_output)
         net, suffix = _net(grad_output, variables, *ctx.settings)
         arguments = pointers(variables), buffer, grad_output, pointers(gradients), grad_x
-        if not call(f"transformer_backward{suffix}", net, *arguments):
-            raise MemoryError
+        call(f"transformer_backward{suffix}", net, *arguments)
         return grad_x, None, None, None, None, *gradients
 
     @staticmethod
@@ -528,7 +465,7 @@ class _Transformer(torch.autograd.Function):
             return tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
         x, *variables = map(by_replica, (inputs[0], *inputs[5:]), (in_dims[0], *in_dims[5:]))
-        return _Transformer.apply(x, *inputs[1:5], *variables), (0, None)
+        return Transformer.apply(x, *inputs[1:5], *variables), (0, None)
 
 
 def _net(x: Tensor, variables: Sequence[Tensor], heads: int, causal: bool, epsilon: float) -> tuple[Any, str]:
