@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from initmem.recipe import Recipe
     from initmem.study import Study
 
+Shape = tuple[int, int, int]  # (channel, height, width)
 LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
 
 
