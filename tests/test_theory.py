@@ -233,7 +233,11 @@ def test_wrong_arguments_are_named():
         ("times", lambda: gradient_flow(factors, loss, [])),
         (r"gradient: shape \(3, 2\); allowed: \(2, 3\)", lambda: gradient_flow(factors, np.transpose, [1.0])),
         (r"gradient: shape \(3, 2\)", lambda: descend(factors, [np.transpose], SGD, 0.1, 1)),
-        (r"rates: -0\.1, decay: 0\.0; allowed: n", lambda: descend(factors, repeat(loss), SGD, -0.1, 5)),
+        (
+            r"rates: shape \(3,\); allowed: one number, or \(5,\)",
+            lambda: descend(factors, [], SGD, [1] * 3, 5),
+        ),
+        (r"rates: -0\.1; allowed: numbers >= 0", lambda: descend(factors, repeat(loss), SGD, -0.1, 5)),
         (r"decay: \[nan\]", lambda: descend(factors, repeat(loss), SGD, 0.1, 5, decay=[float("nan")])),
         ("steps: 0", lambda: descend(factors, repeat(loss), SGD, 0.1, 0)),
         (

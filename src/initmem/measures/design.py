@@ -27,7 +27,7 @@ from initmem.intervention import Level, level_order
 from initmem.labels import labels
 from initmem.measures.statistics import ALPHA, Array
 from initmem.metric import DERIVED, METRICS, metric_of
-from initmem.recipe import AnyRecipe, PipelineRecipe
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
 from initmem.table import Columns
@@ -126,6 +126,11 @@ def unrecorded(records: Sequence[RunRecord], array: str, what: str) -> list[str]
     """In how many runs of a recipe an array was not recorded, if in any."""
     missing = [array not in record.arrays for record in plain(records)]
     return [f"{what} not recorded in {sum(missing)} of {len(missing)} runs"] if any(missing) else []
+
+
+def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of bundled networks: of user code only what was declared is known."""
+    return [record for record in records if isinstance(record.run.recipe, Recipe)]
 
 
 def of_scales(records: Sequence[RunRecord]) -> list[RunRecord]:

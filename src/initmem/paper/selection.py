@@ -194,7 +194,7 @@ def _without_rates(setting: Setting) -> Setting:
 def name_of(fields: Sequence[str], key: Key) -> str:
     """A cell in words: sgd b16 lr=0.01; no L2 and no augmentation go without saying."""
     values = dict(zip(fields, key, strict=True))
-    shown = [name for name, value in values.items() if (name, value) not in SILENT.items()]
+    shown = [name for name, value in values.items() if name not in SILENT or value != DEFAULTS[name]]
     return label(Recipe.model_construct(**values), shown)  # a name needs no complete recipe
 
 

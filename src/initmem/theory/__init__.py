@@ -224,9 +224,7 @@ def descend(
 
     factors = network(*factors)
     require(steps >= 1 and every >= 1, f"steps: {steps}, every: {every}; allowed: 1 or more")
-    positive = np.all(np.asarray(rates) >= 0) and np.all(np.asarray(decay) >= 0)
-    require(bool(positive), f"rates: {rates}, decay: {decay}; allowed: numbers >= 0")
-    schedule, shrink = np.broadcast_to(rates, (steps,)), np.broadcast_to(decay, factors[0].shape[:-2])
+    schedule, shrink = _checked("rates", rates, (steps,)), _checked("decay", decay, factors[0].shape[:-2])
     chosen = optimizer_for(rule, _tensors(factors), prod(factors[0].shape[:-2]))
     diverged = has_diverged(factors)
     k, kept = -1, [tuple(factor.copy() for factor in factors)]
@@ -240,3 +238,13 @@ def descend(
                 kept.append(tuple(np.where(diverged[..., None, None], np.nan, factor) for factor in factors))
     require(k + 1 == steps, f"losses: {k + 1}; allowed: one for each of the {steps} steps")
     return tuple(np.stack(layer) for layer in zip(*kept, strict=True))
+
+
+def _checked(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """One number, or numbers of this shape, none negative."""
+    array = np.asarray(value, dtype=np.float64)
+    require(bool(np.all(array >= 0)), f"{name}: {array.tolist()}; allowed: numbers >= 0")
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise ConfigError(f"{name}: shape {array.shape}; allowed: one number, or {shape}") from None
