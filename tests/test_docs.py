@@ -301,7 +301,7 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
     of_mine = [record for record in Store("runs").records() if record.run.recipe.get("pipeline") == "mine"]
     assert len(of_mine) == 2 * 10  # each was trained once, whoever asked
     assert grid.count("(5 scales x 2 seeds)") == 2
-    assert len(re.findall(r"mine lr=0\.3 +test_accuracy", scales)) == 5
+    assert len(re.findall(r"mine lr=0\.3 +\S+ +test_accuracy", scales)) == 5
     assert all(f"mine lr={rate} " in text for rate in (0.01, 0.3) for text in (measured, fit))
     assert not any("no train metric" in text for text in said)
     (timing,) = blocks(ROOT / "docs" / "scales-and-seeds.md", "python")

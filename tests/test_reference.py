@@ -150,7 +150,7 @@ def test_every_place_that_a_value_is_said_to_be_shown_shows_it() -> None:
 
 def drawn(plot: Plot) -> set[float | str | None]:
     """All published values of a figure."""
-    marks = {mark.y for panel in plot.panels for mark in panel.published}
+    marks = {y for panel in plot.panels for mark in panel.published for y in mark.y}
     levels = {panel.published_level for panel in plot.panels}
     words = {float(number) for text in plot.published for number in re.findall(r"≈ (\d+)", text)}
     return marks | levels | words | {row.reference for row in plot.intervals}

@@ -397,6 +397,6 @@ def test_a_checkpoint_fits_exactly_or_not_at_all(tiny: Recipe) -> None:
         with pytest.raises(ValueError, match="other tensors"):
             pack.restore([Checkpoint(tensors, saved.meta)])
     pair = [Run(tiny, 1.0, 0), Run(tiny, 1.0, 1)]
-    later = replace(saved, meta=saved.meta | {"epoch": 2})
+    later = saved._replace(meta=saved.meta | {"epoch": 2})
     with pytest.raises(ValueError, match="different updates"):
         Pack(pair, load(tiny)).restore([saved, later])
