@@ -208,23 +208,18 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
 
 
 @lru_cache(maxsize=64)
-def counted_flops(
-    model: str, options: Options, width: int, sizes: Sizes, code: Callable[..., Any] | None
-) -> tuple[int, int, int]:
-    """FLOPs of one example through a network, forward and in training, and the number of its kernels.
+def forward_flops(
+    model: str, options: Options, width: int, sizes: Sizes, code: Callable[..., Any]
+) -> tuple[int, int]:
+    """FLOPs of one example through a module, as torch counts them, and the number of its kernels.
 
     They are remembered for as long as the name stands for the same code, that of the builder.
     """
-    recipe = Recipe.parse({"model": model, "options": options, "width": width})
-    with torch.device("cpu" if recipe.is_module else "meta"):  # without memory, where that is known to work
-        network, x = (build_module if recipe.is_module else build)(recipe, sizes), _zeros(1, sizes)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network.double().eval()(x if sizes.vocabulary else x.double())  # it does not see what C computes
-    forward, kernels = counter.get_total_flops(), [p for p in network.parameters() if p.ndim > 1]
-    training = 3 * forward  # every layer needs both gradients
-    if not recipe.is_module:  # but the first: its input is the image
-        training -= 2 * kernels[0].numel() * (sizes.height * sizes.width if kernels[0].ndim == 4 else 1)
-    return forward, training, len(kernels)
+    module = build_module(Recipe.parse({"model": model, "options": options, "width": width}), sizes)
+    x = _zeros(1, sizes)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:  # it does not see what C computes
+        module.double().eval()(x if sizes.vocabulary else x.double())
+    return counter.get_total_flops(), sum(parameter.ndim > 1 for parameter in module.parameters())
 
 
 def _zeros(n: int, sizes: Sizes) -> Tensor:

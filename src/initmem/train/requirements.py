@@ -5,6 +5,8 @@ Importing this module loads nothing heavy: `initmem --help` does.
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from initmem.errors import ModelError
@@ -113,8 +115,57 @@ class Flops(NamedTuple):
 
 
 def flops_per_image(recipe: Recipe, sizes: Sizes) -> Flops:
-    """The FLOPs of one example through the network of a recipe."""
-    from initmem.train.modules import builder, counted_flops
+    """The FLOPs of one example through the network of a recipe; PyTorch counts those of a plain module."""
+    if recipe.is_module:
+        from initmem.train.modules import builder, forward_flops
 
-    code = builder(recipe) if recipe.is_module else None
-    return Flops(*counted_flops(recipe.model, recipe.options, recipe.width, sizes, code))
+        forward, kernels = forward_flops(recipe.model, recipe.options, recipe.width, sizes, builder(recipe))
+        return Flops(forward, 3 * forward, kernels)
+    layers = [2 * each for each in multiplications(recipe, sizes.shape, sizes.classes)]
+    # In the backward pass every layer needs both gradients, except the first: its input is the image.
+    return Flops(sum(layers), 3 * sum(layers) - layers[0], len(layers))
+
+
+def multiplications(recipe: Recipe, shape: Shape, classes: int) -> list[int]:
+    """Multiplications per image of every layer of a network that is not a plain module, first layer first."""
+    if recipe.model.startswith("resnet9"):
+        return _resnet9(recipe.width, shape, classes)
+    if recipe.model == "mlp":
+        sides = [math.prod(shape), recipe.width, recipe.width, classes]
+        return [inputs * outputs for inputs, outputs in pairwise(sides)]
+    return _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
+
+
+def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:
+    """A convolution with height x width outputs; on images of 2x2 pixels or fewer it is a dense map."""
+    pixels = side[0] * side[1]
+    taps = pixels if size == 3 and stride == 1 and max(side) <= 2 else size * size
+    return inputs * outputs * taps * pixels
+
+
+def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
+    channels, height, width = shape
+    at = [(height >> k, width >> k) for k in range(4)]  # height and width after k pooling layers
+    return [
+        _conv(channels, w, at[0]),
+        _conv(w, 2 * w, at[0]),
+        *[_conv(2 * w, 2 * w, at[1])] * 2,
+        _conv(2 * w, 4 * w, at[1]),
+        _conv(4 * w, 8 * w, at[2]),
+        *[_conv(8 * w, 8 * w, at[3])] * 2,
+        8 * w * classes,
+    ]
+
+
+def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[int]:
+    channels, height, width = shape
+    layers = [_conv(channels, w, (height, width))]
+    for stage in range(3):
+        outputs = w * 2**stage
+        at = math.ceil(height / 2**stage), math.ceil(width / 2**stage)
+        inputs, stride = (outputs, 1) if stage == 0 else (outputs // 2, 2)
+        layers += [_conv(inputs, outputs, at, stride=stride)]
+        layers += [_conv(outputs, outputs, at)] * (2 * n - 1)
+        if stage > 0:
+            layers.append(_conv(inputs, outputs, at, size=1))
+    return [*layers, 4 * w * classes]
