@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 # Bound here, or the module of the same name would take its place as soon as anything imports it.
 from initmem.clocks import clocks as clocks
