@@ -136,12 +136,14 @@ def select(
     """
     without = [*fields, *["patience"] * ("model" in fields)]
     settings: dict[Setting, Cells] = {}
+    there: Counter[Key] = Counter()
     for recipe, group in by_recipe(records).items():
         usable = [record for record in plain(group) if record.status != "crashed"]
         if usable:
             cells = settings.setdefault(setting_of(recipe, without), {})
             key = tuple(getattr(recipe, name) for name in fields)
             cells[key] = max(cells.get(key, []), usable, key=len)
+            there[key] += len(usable)
     goal = set(wanted)
 
     def rank(setting: Setting) -> tuple[int, int, int]:
@@ -152,7 +154,7 @@ def select(
     chosen, *rest = sorted(settings, key=rank) or [()]
     cells, others = settings.get(chosen, {}), {setting: settings[setting] for setting in rest}
     notes = _add_own_rates(cells, chosen, others) if own_rates else []
-    hidden = sum(len(group) for other in others.values() for key, group in other.items() if key in goal)
+    hidden = sum(there[key] - len(cells.get(key, [])) for key in goal)
     notes += [f"Not shown: {hidden} runs that differ in other fields"] if hidden else []
     crashed = [record.run.recipe for record in records if record.status == "crashed"]
     lost = sum(setting_of(recipe, without) == chosen for recipe in crashed)
