@@ -340,6 +340,16 @@ def test_networks_with_the_same_initialization_are_not_identified() -> None:
     assert identification(initial.copy(), initial).p == 1.0
 
 
+def test_networks_are_identified_only_where_every_run_has_its_first_predictions(tiny: Recipe) -> None:
+    classes = np.random.default_rng(0).integers(0, 10, (5, 2, 300))
+    first, *rest = planted(classes, tiny, classes)
+    (row,) = measure([first, *rest], "function")
+    assert row["identified"] == 100
+    bare = replace(first, arrays={"predictions": first.arrays["predictions"]})
+    (row,) = measure([bare, *rest], "function")
+    assert row["identified"] is row["p_identified"] is None
+
+
 @pytest.mark.parametrize("model", ["mlp", "resnet9"])
 def test_untrained_networks_are_identified_and_shuffled_ones_are_not(tiny: Recipe, model: str) -> None:
     changes = {"dataset": "digits", "train_size": 64, "model": model, "width": 4}
