@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +154,26 @@ def test_ctrl_c_while_workers_start_is_no_traceback(study_file: Path, tmp_path: 
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+def test_ctrl_c_while_the_starting_thread_begins_leaves_no_process(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", begin)
+        begin(self)
+        raise KeyboardInterrupt
+
+    others = threading.enumerate()
+    engine = LocalEngine(workers=1)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    assert not engine.run(Store.create(tmp_path / "store"), [[Run(tiny, 1.0, 0)]], ignore)
+    for thread in threading.enumerate():
+        if thread not in others:
+            thread.join()
+    assert not multiprocessing.active_children()
 
 
 def test_a_lost_worker_costs_its_own_pack_only(tiny: Recipe, tmp_path: Path) -> None:

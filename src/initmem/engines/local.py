@@ -114,6 +114,7 @@ class LocalEngine:
                 server.start()
 
         with ThreadPoolExecutor(1) as thread:  # Ctrl-C is raised in the main thread, and waits for this one
+            thread.submit(int).result()  # while a thread begins, Ctrl-C would lose it with what it starts
             thread.submit(start).result()
         theirs.close()
 
