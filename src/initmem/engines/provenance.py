@@ -122,7 +122,8 @@ def refuse_stale(store: Store, study: Study, settings: Settings, *, keep_old: bo
     if (stale := _stale(records, now)) and not keep_old:
         raise ConfigError(f"{store.path}: {stale} ({HOW_PLUGINS if settings.trainer is None else HOW})")
     outdated = {r.id for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]}
-    store.set_aside(lambda record: record.id in outdated)
+    if outdated:  # it reads every record
+        store.set_aside(lambda record: record.id in outdated)
 
 
 def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:
