@@ -153,8 +153,6 @@ class BatchNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over batch and space."""
-        if self.training and self.count == 1:  # PyTorch would multiply an undefined variance by zero
-            self.batch_variance.zero_()
         mean, variance = self.statistics(x.numel() // x.shape[1])
         # With momentum 1, PyTorch leaves the statistics of a training batch in its two buffers. They belong
         # to the graph until the gradients are taken; `MovingStatistics.absorb` comes after that.
@@ -189,12 +187,12 @@ class MovingStatistics:
         if not self.norms:
             return
         rate = 1 - MOVING_AVERAGE if rate is None else rate
-        if self.together.ready:
-            self.together.absorb(self._biased(), rate)
-            return
         for norm in self.norms:
             if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
                 norm.batch_variance.zero_()
+        if self.together.ready:
+            self.together.absorb(self._biased(), rate)
+            return
         torch._foreach_mul_(self.batch_variances, self._biased())
         torch._foreach_lerp_(self.means, self.batch_means, rate)
         torch._foreach_lerp_(self.variances, self.batch_variances, rate)
